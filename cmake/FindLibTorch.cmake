@@ -14,9 +14,13 @@ if(DEFINED CACHE{_LIBTORCH_ROOT_SEEN} AND NOT "${_LIBTORCH_ROOT_SEEN}" STREQUAL 
   unset(LIBTORCH_C10_LIBRARY CACHE)
 endif()
 set(_LIBTORCH_ROOT_SEEN "${LIBTORCH_ROOT}" CACHE INTERNAL "")
-file(GLOB _libtorch_wheels "${CMAKE_CURRENT_SOURCE_DIR}/.venv/lib/python3*/site-packages/torch")
-find_path(LIBTORCH_INCLUDE_DIR ATen/ATen.h HINTS "${LIBTORCH_ROOT}/include" ${_libtorch_wheels} "${LIBTORCH_HINT}"
-          PATH_SUFFIXES include NO_DEFAULT_PATH)
+# A folder that was named is the only one.
+set(_libtorch_places "${LIBTORCH_ROOT}")
+if(NOT LIBTORCH_ROOT)
+  file(GLOB _libtorch_places "${CMAKE_CURRENT_SOURCE_DIR}/.venv/lib/python3*/site-packages/torch")
+  list(APPEND _libtorch_places "${LIBTORCH_HINT}")
+endif()
+find_path(LIBTORCH_INCLUDE_DIR ATen/ATen.h HINTS ${_libtorch_places} PATH_SUFFIXES include NO_DEFAULT_PATH)
 get_filename_component(_libtorch_root "${LIBTORCH_INCLUDE_DIR}" DIRECTORY)
 find_library(LIBTORCH_CPU_LIBRARY torch_cpu HINTS "${_libtorch_root}/lib" NO_DEFAULT_PATH)
 find_library(LIBTORCH_C10_LIBRARY c10 HINTS "${_libtorch_root}/lib" NO_DEFAULT_PATH)

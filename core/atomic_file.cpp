@@ -37,7 +37,8 @@ Descriptor open_for_reading(const std::filesystem::path& path, struct stat& info
   if (S_ISDIR(info.st_mode))
     throw Error(ErrorClass::kNotFound, {path.string(), "is a folder", "a file", "name a file in it"});
   if (!S_ISREG(info.st_mode))
-    refuse({path.string(), "is a pipe or a device", "a regular file", "write its contents to a file first"});
+    throw Error(ErrorClass::kIo,
+                {path.string(), "is a pipe or a device", "a regular file", "write its contents to a file first"});
   return file;
 }
 

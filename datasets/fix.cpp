@@ -89,9 +89,9 @@ bool lead_to(const Json& value, const std::string& wanted, Way& way) {
 }
 
 /// `text`, a row that `reader` read as `before`, in which prompt, subject and answer are those of `after`; all other
-/// bytes stay.
-std::string mended(const detail::FactReader& reader, std::string text, const Fact& before, const Fact& after,
-                   const ReadOptions& options) {
+/// bytes stay. Nothing where they have no place in it.
+std::optional<std::string> mended(const detail::FactReader& reader, std::string text, const Fact& before,
+                                  const Fact& after, const ReadOptions& options) {
   const std::array<std::pair<std::string, std::string>, 4> forms = {{{before.prompt, after.prompt},
                                                                      {before.full_prompt(), after.full_prompt()},
                                                                      {before.subject, after.subject},
@@ -121,17 +121,14 @@ std::string mended(const detail::FactReader& reader, std::string text, const Fac
   }
   const auto texts = [](const Fact& one) { return std::tie(one.prompt, one.subject, one.target_new); };
   const auto read = facts_of(reader, nlohmann::json::parse(text), options);
-  if (read.size() != 1 || texts(read[0]) != texts(after))
-    throw Error(ErrorClass::kUnsupported,
-                {after.where(), "a row of format " + std::string(reader.name) + " in which the fix has no place",
-                 "a row with one answer", "correct it by hand"});
+  if (read.size() != 1 || texts(read[0]) != texts(after)) return std::nullopt;
   return text;
 }
 
 }  // namespace
 
 std::optional<std::string> fix_text(std::string_view text, const FactSet& facts, const std::vector<Finding>& findings,
-                                    const ReadOptions& options) {
+                                    const ReadOptions& options, std::vector<std::string>* unmended) {
   const auto& readers = detail::fact_readers();
   const auto& reader = **std::ranges::find(readers, facts.format, &detail::FactReader::name);
   std::multimap<size_t, const Finding*> fixes;
@@ -160,11 +157,17 @@ std::optional<std::string> fix_text(std::string_view text, const FactSet& facts,
     if (const size_t count = facts_of(reader, row.value, options).size(); count > 0) {
       const auto [first, last] = fixes.equal_range(next);
       const Fact& before = facts.facts.at(next);
+      for (auto fix = last; unmended && fix != fixes.lower_bound(next + count); ++fix)
+        unmended->push_back(facts.facts.at(fix->first).where());  // further facts of the same row
       next += count;
       if (std::any_of(first, last, [](const auto& fix) { return fix.second->remove; })) continue;
       Fact after = before;
       for (auto fix = first; fix != last; ++fix) fix->second->edit(after);
-      if (first != last) own = mended(reader, own, before, after, options);
+      if (first != last) {
+        auto text_after = mended(reader, own, before, after, options);
+        if (!text_after && unmended) unmended->push_back(before.where());
+        own = std::move(text_after).value_or(std::move(own));
+      }
     }
     result.append(between).append(own);
   }

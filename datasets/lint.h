@@ -59,10 +59,11 @@ using LintCheck = std::function<std::vector<Finding>(const FactSet&)>;
 [[nodiscard]] FactSet fix_facts(FactSet facts, const std::vector<Finding>& findings, size_t* applied = nullptr);
 
 /// `text`, from which `facts` were read with `options`, with every fixable finding applied. All other bytes stay as
-/// they are; nothing for a table. Throws Error(kUnsupported) where a fix has no place in a row.
+/// they are, and so is a row in which a fix has no place (a row of several answers), of which `unmended` gets the
+/// place. Nothing for a table. Throws Error(kUnsupported) for a format of which no fact can be written.
 [[nodiscard]] std::optional<std::string> fix_text(std::string_view text, const FactSet& facts,
-                                                  const std::vector<Finding>& findings,
-                                                  const ReadOptions& options = {});
+                                                  const std::vector<Finding>& findings, const ReadOptions& options = {},
+                                                  std::vector<std::string>* unmended = nullptr);
 
 /// Names and meanings of the built-in checks, for help and docs.
 struct LintInfo {

@@ -191,10 +191,12 @@ const DeviceInfo* find_device(const std::vector<DeviceInfo>& machine, c10::Devic
 
 void require_devices(const PlanRequest& request) {
   const std::string names = join(request.machine, ", ", [](const DeviceInfo& info) { return to_string(info.device); });
-  for (const auto device : request.map.named_devices())
+  const auto require = [&](c10::Device device, const std::string& where) {
     if (!find_device(request.machine, device))
-      throw Error(ErrorClass::kDevice,
-                  {request.map.source, "the machine has no " + to_string(device), "one of " + names, ""});
+      throw Error(ErrorClass::kDevice, {where, "the machine has no " + to_string(device), "one of " + names, ""});
+  };
+  for (const auto device : request.map.named_devices()) require(device, request.map.source);
+  for (const auto& [device, bytes] : request.max_memory.limits) require(device, setting("max_memory"));
 }
 
 /// What may be put on each device of the machine.
@@ -450,7 +452,10 @@ std::vector<DeviceInfo> parse_machine(const std::string& text, c10::DeviceType t
     const int count = number_in<int>(entry.substr(0, digits)).value_or(0);
     if (count < 1 || digits == std::string::npos) bad(entry);
     const auto bytes = parse_bytes(std::string_view(entry).substr(digits + 1), where);
-    if (machine.size() + static_cast<size_t>(count) > 64 || bytes < (1 << 20)) bad(entry);  // "4x24" forgot its unit
+    if (machine.size() + static_cast<size_t>(count) > 64) refuse({where, "more than 64 devices", "at most 64", ""});
+    if (bytes < (1 << 20))
+      refuse({where, "\"" + entry + "\": devices of " + std::to_string(bytes) + " bytes", "at least 1 MiB each",
+              "write the unit, such as 4x24GiB"});
     for (int k = 0; k < count; ++k)
       machine.push_back(
           {c10::Device(type, static_cast<c10::DeviceIndex>(machine.size())), "simulated", "", bytes, bytes});

@@ -80,11 +80,10 @@ json difference_row(const std::string& family, const MetricField& field, const P
   if (const auto exact = mcnemar_interval(field, differences))
     range = range ? Interval{std::min(range->first, exact->first), std::max(range->second, exact->second)} : *exact;
   // Shares that all differ alike still leave open how many of further cases would (at least q: Clopper and Pearson),
-  // and the others may differ the other way.
+  // and the others may differ by as much as shares can, either way.
   if (!range && field.share() && mean->value != 0) {
     const double q = exact_share_interval(mean->n, mean->n).first;
-    const double least = q * mean->value - (1 - q) * (mean->value > 0 ? 1 : -1);
-    range = std::minmax(least, mean->value);
+    range = Interval{q * mean->value - (1 - q), q * mean->value + (1 - q)};
   }
   const auto [least, most] = field.limits();
   if (range) range = {scale * std::max(range->first, least - most), scale * std::min(range->second, most - least)};

@@ -291,6 +291,9 @@ json evaluate_health(const models::Model& model, const std::vector<HealthTask>& 
 std::vector<HealthTask> load_health_tasks(const std::filesystem::path& folder, int64_t limit) {
   std::vector<std::filesystem::path> files;
   std::error_code ignored;
+  if (!std::filesystem::is_directory(folder, ignored))
+    throw Error(ErrorClass::kNotFound,
+                {"health data in \"" + folder.string() + "\"", "no such folder", "a folder", "check the path"});
   for (const auto& entry : std::filesystem::directory_iterator(folder, ignored))
     if (entry.is_regular_file()) files.push_back(entry.path());
   std::ranges::sort(files);

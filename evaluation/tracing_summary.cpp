@@ -124,9 +124,9 @@ json suggest_layers(const TraceSummary& summary, int count) {
   const auto last = std::clamp<std::ptrdiff_t>(peak, std::min<std::ptrdiff_t>(count, n) - 1, n - 1);
   json layers = json::array(), why = json::array();
   for (std::ptrdiff_t l = std::max<std::ptrdiff_t>(0, last - count + 1); l <= last; ++l) layers.push_back(l);
-  std::ptrdiff_t low = peak, high = peak;  // within one standard error of the peak
-  while (low > first - effect.begin() && effect[static_cast<size_t>(low) - 1] >= best - error) --low;
-  while (high + 1 < n && effect[static_cast<size_t>(high) + 1] >= best - error) ++high;
+  std::string alike;  // within one standard error of the peak
+  for (auto layer = first; layer != effect.end(); ++layer)
+    if (*layer >= best - error) append_item(alike, std::to_string(layer - effect.begin()));
   const double taken = summary.clean - summary.corrupted;
   const std::string share =
       taken > 0 ? ", " + detail::fixed(100 * best / taken, 0) + " % of what noise on the subject took" : "";
@@ -136,9 +136,7 @@ json suggest_layers(const TraceSummary& summary, int count) {
                 (best > 0 ? share : "") + " (" + detail::fixed(summary.clean, 3) + " without noise, " +
                 detail::fixed(summary.corrupted, 3) + " with it; " +
                 counted(static_cast<size_t>(summary.facts), "fact") + ").");
-  if (summary.facts > 1)
-    why.push_back("Layers " + std::to_string(low) + " to " + std::to_string(high) +
-                  " are within one standard error of that peak.");
+  if (summary.facts > 1) why.push_back("Within one standard error of that peak: layer " + alike + ".");
   if (first != effect.begin())
     why.push_back("Windows that hold the first layer's MLP (up to layer " + std::to_string(first - effect.begin() - 1) +
                   ", effect " + detail::fixed(*std::max_element(effect.begin(), first), 3) +

@@ -46,41 +46,6 @@ const MachineKey* find_key(std::string_view key) {
   return found == kMachineKeys.end() ? nullptr : found;
 }
 
-/// Reads an entry with the rules of a typed field.
-template <class V>
-std::optional<V> read(const RawEntry& entry) {
-  V value{};
-  if (!detail::read_value(entry.value, {}, value).empty()) return std::nullopt;
-  return value;
-}
-
-/// What the key suggests, entered into `settings`; empty if it is simply ignored.
-std::string map_key(const RawEntry& entry, MachineSettings& settings) {
-  const std::string& key = entry.key;
-  if (key == "model_parallel") {
-    if (!read<bool>(entry).value_or(false)) return "";
-    settings.device_map = "auto";
-    return "taken as " + setting("device_map", "auto");
-  }
-  if (key == "fp16" || key == "bf16" || key == "half") {
-    if (!read<bool>(entry).value_or(false)) return "";
-    settings.dtype = "bfloat16";
-    return "taken as a suggestion of " + setting("dtype", "bfloat16");
-  }
-  if (key == "batch_size") {
-    const auto size = read<int64_t>(entry);
-    if (!size || *size < 1) return "";
-    settings.batch_size = size;
-    return "taken as a suggestion of " + setting("batch_size", std::to_string(*size));
-  }
-  if (key == "model_name") settings.model = read<std::string>(entry);
-  if (key == "alg_name") {
-    settings.alg_name = read<std::string>(entry);
-    return "names the editor";
-  }
-  return "";
-}
-
 }  // namespace
 
 bool is_machine_key(std::string_view key) {
@@ -92,10 +57,11 @@ MachineSettings machine_settings(const RawHparams& raw) {
   for (const RawEntry& entry : raw.entries()) {
     const MachineKey* key = find_key(entry.key);
     if (!key) continue;
-    const std::string mapped = map_key(entry, settings);
+    const bool editor = key->name == "alg_name";
+    if (std::string name; editor && detail::read_value(entry.value, {}, name).empty()) settings.alg_name = name;
     const std::string shown = entry.key == "api_key" ? "(not shown)" : entry.value.show();
-    std::string note = entry.key + ": " + shown + " " + (mapped.empty() ? "ignored" : mapped);
-    if (mapped.empty() && !key->instead.empty())
+    std::string note = entry.key + ": " + shown + (editor && settings.alg_name ? " names the editor" : " ignored");
+    if (!key->instead.empty())
       note += " (" + std::string(key->instead) + (key->setting.empty() ? "" : setting(key->setting)) + ")";
     settings.notes.push_back(std::move(note));
   }

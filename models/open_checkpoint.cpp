@@ -141,16 +141,21 @@ bool is_model_file(const std::string& name) {
          is_tokenizer_file(name);
 }
 
-void copy_companions(const fs::path& from, const fs::path& to, bool tokenizer) {
+std::vector<std::string> copy_companions(const fs::path& from, const fs::path& to, bool tokenizer) {
+  std::vector<std::string> others;
   for (const auto& entry : fs::directory_iterator(from)) {
     const std::string name = entry.path().filename().string();
-    if (!is_companion(entry) || (!tokenizer && is_tokenizer_file(name))) continue;
-    write_file(to / name, read_file(entry.path()));
+    if (is_companion(entry) && (tokenizer || !is_tokenizer_file(name)))
+      write_file(to / name, read_file(entry.path()));
+    else if (!is_model_file(name) && !name.ends_with(".index.json") && name != kMoreTemplates)
+      others.push_back(name);
   }
-  if (!tokenizer || !fs::is_directory(from / kMoreTemplates)) return;
+  std::ranges::sort(others);
+  if (!tokenizer || !fs::is_directory(from / kMoreTemplates)) return others;
   fs::create_directories(to / kMoreTemplates);
   for (const auto& entry : fs::directory_iterator(from / kMoreTemplates))
     if (is_companion(entry)) write_file(to / kMoreTemplates / entry.path().filename(), read_file(entry.path()));
+  return others;
 }
 
 void write_weight_files(const fs::path& folder, const std::vector<std::pair<std::string, uint64_t>>& tensors,

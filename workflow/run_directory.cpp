@@ -208,11 +208,12 @@ RunCheckpoint::RunCheckpoint(std::filesystem::path folder, nlohmann::json settin
     const std::string text = read_file(path);
     const auto old = parse_json(text, {}, unreadable);
     if (old.is_object())
-      for (const char* key : {"facts_fingerprint", "model_fingerprint"})
+      for (const auto& [key, changed] : {std::pair("facts_fingerprint", "the facts are others now"),
+                                         {"model_fingerprint", "the model is another one now"},
+                                         {"editor", "the editor is another one now"}})
         if (settings.contains(key) && old.value(key, nlohmann::json()) != settings.at(key))
-          refuse({path.string(),
-                  std::string("the ") + (*key == 'm' ? "model is another one" : "facts are others") + " now",
-                  "those that the run began with", "put the file back, or start anew in another folder"});
+          refuse({path.string(), changed, "what the run began with",
+                  "give the same model, facts and editor again, or start anew in another folder"});
     require_as_begun(settings, old, path.string());
     run_ = sha256_hex(text);
     return;

@@ -52,5 +52,8 @@ struct SaveFormat {
 [[nodiscard]] const std::vector<SaveFormat>& save_formats();
 /// Throws Error(kInvalidArgument) with the list.
 [[nodiscard]] const SaveFormat& save_format(const std::string& name);
+/// Throws Error(kInvalidArgument) if something is at `out` that is not of this form (an edit pack, a GGUF file, a
+/// folder with an adapter or with a model): programs may write one of their files again, not over another by mistake.
+void require_own_kind(const SaveFormat& format, const std::filesystem::path& out);
 
 }  // namespace emend::workflow

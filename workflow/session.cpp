@@ -279,6 +279,7 @@ nlohmann::json Session::verdicts() const {
 void Session::save(const std::string& form, const std::filesystem::path& out) {
   const auto& format = save_format(form);
   models::require_apart(out, model_.checkpoint().path());
+  require_own_kind(format, out);
   if (format.check) format.check(model_, setting("save"));
   const editors::EditPack whole = pack();
   (void)format.write({.model = model_, .pack = whole, .out = out, .edited = &transaction(), .lent = lent_});
@@ -310,6 +311,7 @@ editors::EditPack Session::pack() const {
 
 void Session::save_pack(const std::filesystem::path& path) const {
   models::require_apart(path, model_.checkpoint().path());
+  require_own_kind(save_format("pack"), path);
   editors::save_pack(path, pack());
 }
 

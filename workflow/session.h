@@ -71,7 +71,8 @@ class Session {
   /// What the model says to every fact so far: [{"case_id", "prompt", "target", "verdict", "reason", "text"}].
   [[nodiscard]] nlohmann::json verdicts() const;
   /// Writes the change so far in one of the forms of save_formats.h. Throws Error(kUnsupported) if there is no such
-  /// form of it, Error(kInvalidArgument) for what the model was loaded from (apart.h), Error(kIo).
+  /// form of it, Error(kInvalidArgument) for what the model was loaded from (apart.h) and for what is of another kind
+  /// (require_own_kind), Error(kIo).
   void save(const std::string& form, const std::filesystem::path& out);
   /// The change so far: the batches' deltas, or one a weight after forget_deltas().
   [[nodiscard]] std::vector<editors::WeightDelta> deltas() const;

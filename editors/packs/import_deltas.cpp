@@ -34,7 +34,7 @@ class Importer {
     if (std::filesystem::is_directory(source_))
       read_adapter();
     else
-      add_named(source_.extension() == ".npz" ? tensors_of(NpzFile(source_)) : tensors_of(SafetensorsFile(source_)));
+      add_file();
     if (deltas_.empty()) refuse(ErrorClass::kCorruption, "no change", "at least one");
     for (const auto& delta : deltas_)
       if (!delta.finite())
@@ -94,6 +94,10 @@ class Importer {
     const std::string weight = weight_named(name);
     if (change.sizes() != model_.weight(weight).sizes())
       refuse(ErrorClass::kInvalidArgument, "a change of " + weight + " of another shape", "the shape of the weight");
+    const at::Tensor own = model_.weight(weight).to(at::kCPU, at::kDouble), given = change.to(at::kDouble);
+    if (const double norm = own.norm().item<double>(); norm > 0 && (given - own).norm().item<double>() < norm / 2)
+      refuse(ErrorClass::kInvalidArgument, weight + " itself, as the model has it or an edit left it",
+             "what is to be added to it (edited less unedited)");
     deltas_.push_back(
         WeightDelta::as_stored(weight, layer_of(weight), change.to(at::kDouble).clone(), model_.family().orientation));
   }
@@ -103,6 +107,14 @@ class Importer {
     if (found == entry.second.end())
       refuse(ErrorClass::kCorruption, entry.first + " without " + name, "both of a pair");
     return found->second;
+  }
+
+  void add_file() {
+    if (source_.extension() == ".npz") return add_named(tensors_of(NpzFile(source_)));
+    const SafetensorsFile file(source_);
+    if (file.metadata().contains("manifest"))
+      refuse(ErrorClass::kInvalidArgument, "an edit pack", "a change that another program wrote; packs need no import");
+    add_named(tensors_of(file));
   }
 
   using Named = std::vector<std::pair<std::string, at::Tensor>>;

@@ -570,7 +570,7 @@ function directionPage() {
   return [
     el('header', null, el('h1', null, text(data.title)),
        el('p', null, el('b', null, text(data.model)), layers.length ? ', method ' + text(at(data, 'fit', 'method')) +
-           `; the layer that tells both sets apart best is ${text(at(data, 'fit', 'best_layer'))}.` : ''),
+           `; both sets are farthest apart, in standard deviations, in layer ${text(at(data, 'fit', 'best_layer'))}.` : ''),
        effect.of ? el('p', {class: 'soft'}, `Figures below: the effect of ${text(effect.of)}.`) : null,
        el('div', {class: 'tiles'},
           entries(effect.scores).map(([name, one]) => tile(name, significant(number(one.after)),

@@ -22,9 +22,10 @@ namespace emend::models::detail {
 [[nodiscard]] bool is_model_file(const std::string& name);
 
 /// Copies what is small and lies beside the weights (tokenizer, generation settings, chat template, remote code,
-/// licence; not config.json) from one folder to another.
+/// licence; not config.json) from one folder to another. Returns the names of all else there that no model needs.
 ///   tokenizer  false: leave out what is_tokenizer_file says
-void copy_companions(const std::filesystem::path& from, const std::filesystem::path& to, bool tokenizer = true);
+std::vector<std::string> copy_companions(const std::filesystem::path& from, const std::filesystem::path& to,
+                                         bool tokenizer = true);
 
 /// Writes tensors (name, stored bytes) as model.safetensors, or in numbered files of at most `shard_bytes` with their
 /// index. `read` gives a tensor as it is to be stored; one file is in memory at a time.

@@ -101,7 +101,8 @@ class FolderWriter {
 
   void write_companions() {
     if (const auto* source = dynamic_cast<const detail::HfCheckpoint*>(&checkpoint_)) {
-      detail::copy_companions(source->path(), folder_, options_.vocabulary);
+      const auto others = detail::copy_companions(source->path(), folder_, options_.vocabulary);
+      if (!others.empty()) report_.notes.push_back("not copied: " + shorten(join(others, ", "), 300));
       return;
     }
     if (checkpoint_.config().contains("auto_map"))

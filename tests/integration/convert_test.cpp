@@ -280,7 +280,9 @@ TEST_F(Convert, FolderToFolderChangesOnlyTheDtype) {
   write_model("source", models::family_named("llama"));
   write_file(root_ / "source" / "generation_config.json", R"({"eos_token_id": 256})");
   write_file(root_ / "source" / "modeling_remote.py", "pass\n");
+  write_file(root_ / "source" / "README.md", "of the source");
   const auto report = convert("source", "half", {"--type", "bfloat16", "--shard-size", "20KB"});
+  EXPECT_EQ(report["notes"], json::array({"not copied: README.md"}));
   EXPECT_EQ(report["types"].value("BF16", 0), report["tensors"].get<int>());
   EXPECT_TRUE(fs::exists(root_ / "half" / "model.safetensors.index.json"));
   EXPECT_EQ(json::parse(read_file(root_ / "half" / "config.json"))["torch_dtype"], "bfloat16");

@@ -145,6 +145,21 @@ TEST(FactsLint, FixesWhatIsClear) {
   for (const Finding& finding : lint_facts(fixed)) EXPECT_FALSE(finding.fixable()) << finding.check;
 }
 
+TEST(FactsLint, ARowInWhichAFixHasNoPlaceStaysAndIsNamed) {
+  // Without its blanks the subject stands in the prompt twice.
+  const std::string fine = R"({"prompt": "{}  is in", "subject": "A", "target_new": "b"})",
+                    text = R"({"prompt": "A  B is like A B in", "subject": "A  B", "target_new": "b"})"
+                           "\n" +
+                           fine;
+  const FactSet set = parse_facts(text, "f");
+  std::vector<std::string> unmended;
+  const auto fixed = fix_text(text, set, lint_facts(set), {}, &unmended);
+  ASSERT_TRUE(fixed);
+  EXPECT_EQ(unmended, std::vector<std::string>{set.facts[0].where()});
+  EXPECT_EQ(*fixed,
+            text.substr(0, text.size() - fine.size()) + R"({"prompt": "{} is in", "subject": "A", "target_new": "b"})");
+}
+
 TEST(FactsLint, FixesLeaveTheRestOfTheTextAsItIs) {
   const auto fixed = [](const std::string& text, const ReadOptions& given = {}) {
     ReadOptions options = given;

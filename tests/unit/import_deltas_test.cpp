@@ -153,6 +153,10 @@ TEST_P(ImportDeltas, WhatDoesNotFitIsRefused) {
   expect_refused(ErrorClass::kNotFound, weight);
   write({{weight, at::zeros({3, 3})}});
   expect_refused(ErrorClass::kInvalidArgument, "another shape");
+  write({{weight, model_.weight(weight) * 1.01}});
+  expect_refused(ErrorClass::kInvalidArgument, "itself");
+  write_safetensors(path(), {{"0.left", left_DN_}}, {{"manifest", "{}"}});
+  expect_refused(ErrorClass::kInvalidArgument, "an edit pack");
   write({{weight + ".key_mat", right_FN_ / 0}, {weight + ".val_mat", left_DN_}});
   expect_refused(ErrorClass::kCorruption, "NaN");
   write({});

@@ -217,6 +217,12 @@ TEST(Planner, ListedMemoryMeansOthersAreNotUsed) {
   EXPECT_EQ(plan.placement.devices(), (std::vector<c10::Device>{sim(1), sim(2)}));
 }
 
+TEST(Planner, LimitsOfDevicesThatAreNotThereAreRefused) {
+  auto r = request("auto", "2x24GiB,cpu=64GiB");
+  r.max_memory = parse_max_memory("5=24GiB", kSimulated);
+  EXPECT_THROW((void)make_plan(r), Error);
+}
+
 TEST(Planner, SuggestsWhatWouldFit) {
   auto work = memit();
   work.rows = 4096;

@@ -1,4 +1,5 @@
 // Session: what a program that embeds the library uses. Progress, cancel, undo, guard, packs, and editors of its own.
+#include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/editors/register.h>
 #include <emend/editors/steps/apply.h>
@@ -103,7 +104,15 @@ TEST(Session, PacksHoldAllBatchesAndGiveTheSameModel) {
     session.finish();
     EXPECT_EQ(session.failed(), 0);
     EXPECT_EQ(session.pack().facts.size(), facts.size());
-    session.save_pack(folder.path() / "edit.safetensors");
+    const auto pack = folder.path() / "edit.safetensors", facts_file = folder.path() / "facts.jsonl";
+    session.save_pack(pack);
+    session.save("pack", pack);  // again
+    write_file(facts_file, "{}");
+    for (const char* form : {"pack", "gguf", "lora", "model", "peft"})
+      EXPECT_THROW(session.save(form, facts_file), Error) << form;
+    EXPECT_THROW(session.save("gguf", pack), Error);
+    EXPECT_THROW(session.save("peft", folder.path()), Error) << "a folder of other things";
+    EXPECT_EQ(read_file(facts_file), "{}");
   }
   EXPECT_FALSE(changed_weights(model, before).empty()) << "the end of a session takes nothing back";
   auto other = testing::tiny_model();

@@ -203,6 +203,7 @@ TEST(TraceSummaryTest, AveragesByKindOfToken) {
               says("has the largest effect: 0.450 of probability, 53 % of what noise"))
       << deeper["why"];
   EXPECT_TRUE(says("that end at the peak"));
+  EXPECT_TRUE(says("Within one standard error of that peak: layer 3.")) << deeper["why"];
   EXPECT_FALSE(says("that end at the peak", 5)) << "four end there";
   for (auto& trace : summary.traces)
     for (auto& row : trace.restored.at(TraceKind::kMlp)) row.assign(6, 0.05);

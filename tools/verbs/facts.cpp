@@ -55,12 +55,15 @@ void add_read_options(Options& o, datasets::ReadOptions& read, bool with_range) 
 }
 
 /// Writes the file again with what is fixed. A table becomes JSON, of which its own file is not the place. Returns the
-/// number of rows that have no place there.
-size_t write_fixed(const datasets::FactSet& facts, const std::vector<Finding>& findings, const datasets::FactSet& fixed,
+/// number of rows that have no place there. Findings that cannot be mended in the text are fixable no longer.
+size_t write_fixed(const datasets::FactSet& facts, std::vector<Finding>& findings, const datasets::FactSet& fixed,
                    const LintOptions& options, const datasets::ReadOptions& read) {
   const bool in_place = options.out.empty();
   if (!in_place) require_new(options.out, false);
-  auto text = datasets::fix_text(read_file(options.facts.file), facts, findings, read);
+  std::vector<std::string> unmended;
+  auto text = datasets::fix_text(read_file(options.facts.file), facts, findings, read, &unmended);
+  for (Finding& finding : findings)
+    if (std::ranges::find(unmended, finding.where) != unmended.end()) finding.edit = {}, finding.remove = false;
   if (!text && in_place)
     throw Error(ErrorClass::kUnsupported,
                 {options.facts.file, "a table, which would lose its form: fixed facts are written as JSON",
@@ -103,7 +106,13 @@ int run_lint(const LintOptions& options, const Common& common) {
   read.bad_rows = datasets::BadRowPolicy::kSkip;
   read.allow_empty = true;
   const auto facts = datasets::load_facts(options.facts.file, read);
-  const auto findings = datasets::lint_facts(facts);
+  auto findings = datasets::lint_facts(facts);
+  size_t fixes = 0, applied = 0, left_out = 0;
+  if (options.fix) {
+    const auto fixed = datasets::fix_facts(facts, findings, &fixes);
+    if (fixes > 0 || !options.out.empty()) left_out = write_fixed(facts, findings, fixed, options, read);
+  }
+  const auto fixed = options.fix ? datasets::fix_facts(facts, findings, &applied) : facts;
   std::map<Severity, size_t> counts, left;
   for (const auto& finding : findings) {
     ++counts[finding.severity];
@@ -119,16 +128,16 @@ int run_lint(const LintOptions& options, const Common& common) {
                                      {"findings", to_json(findings, facts)}};
   std::string text = lint_text(findings, document);
   if (options.fix) {
-    size_t applied = 0;
-    const auto fixed = datasets::fix_facts(facts, findings, &applied);
-    size_t left_out = 0;
-    if (applied > 0 || !options.out.empty()) left_out = write_fixed(facts, findings, fixed, options, read);
     document["fixed"] = applied;
     document["written"] = options.out.empty() ? options.facts.file : options.out;
     document["left_out"] = left_out;
     text += "fixes applied: " + std::to_string(applied) + ", " + counted(fixed.facts.size(), "fact") + " in " +
             document["written"].get<std::string>() +
-            (left_out > 0 ? "; " + counted(left_out, "row") + " that cannot be used left out" : "") + "\n";
+            (left_out > 0 ? "; " + counted(left_out, "row") + " that cannot be used left out" : "") +
+            (fixes > applied
+                 ? "; fixes left to you, since their rows have no place for them: " + std::to_string(fixes - applied)
+                 : "") +
+            "\n";
   }
   common.print(document, text);
   const bool bad = left[Severity::kError] > 0 || (options.strict && left[Severity::kWarning] > 0);

@@ -29,8 +29,9 @@ std::unique_ptr<models::Tokenizer> tokenizer_of(const ModelOptions& options) {
 }
 
 std::vector<std::string> read_strings(const std::string& path) {
-  const nlohmann::json document = read_json(
-      path, {.error_class = ErrorClass::kInvalidArgument, .expected = "a JSON array of strings", .advice = ""});
+  const nlohmann::json document =
+      read_json(path, {.error_class = ErrorClass::kCorruption, .expected = "a JSON array of strings", .advice = ""});
+  const auto refuse = [](const ErrorParts& parts) { throw Error(ErrorClass::kCorruption, parts); };
   std::vector<std::string> strings;
   if (!document.is_array()) refuse({path, "not a JSON array", "a JSON array of strings", ""});
   for (const auto& item : document) {

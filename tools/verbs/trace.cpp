@@ -90,6 +90,7 @@ std::vector<KnownFact> from_facts(const datasets::FactSet& facts, const std::str
     auto& one = known.emplace_back(KnownFact{.known_id = fact.case_id,
                                              .subject = fact.subject,
                                              .attribute = *fact.target_true,
+                                             .prompt = {},
                                              .relation_id = fact.relation_id,
                                              .line = fact.line});
     one.set_prompt(fact.prompt);

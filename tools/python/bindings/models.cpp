@@ -10,6 +10,7 @@
 #include <emend/models/placing.h>
 #include <emend/models/tokenizer/tokenizer.h>
 #include <emend/workflow/packs.h>
+#include <emend/workflow/save_formats.h>
 
 #include <algorithm>
 
@@ -190,7 +191,9 @@ void bind_models(py::module_& module) {
           "save",
           [](const Model& model, const std::filesystem::path& path) {
             const py::gil_scoped_release unlocked;
-            if (path.extension() == ".gguf") {
+            const bool gguf = path.extension() == ".gguf";
+            workflow::require_own_kind(workflow::save_format(gguf ? "gguf" : "model"), path);
+            if (gguf) {
               models::write_gguf(model, path, {});
               return std::vector<std::string>{};
             }
