@@ -16,6 +16,8 @@ struct EditorInfo {
   bool trains = false;                 ///< follows gradients of what it changes, instead of solving for targets
   std::optional<RuntimeKind> runtime;  ///< how the parts of such an editor come to life
   std::string compute_dtype;           ///< EditChoices::compute_dtype where none is chosen
+  /// True if it changes biases or norms of this model, for which adapters have no place; empty: matrices alone.
+  std::function<bool(const models::Model&)> changes_vectors;
   /// Optimises a target for each fact, then solves for the change of each layer.
   [[nodiscard]] bool solves() const { return changes_weights && !trains; }
   /// Changes nothing in the model: it speaks through the prompt, so there is nothing to take back.
@@ -39,6 +41,9 @@ struct EditorInfo {
 [[nodiscard]] const EditorInfo& find_editor(std::string_view name);
 [[nodiscard]] std::unique_ptr<Editor> make_editor(std::string_view name, const hparams::RawHparams& raw,
                                                   const models::Model& model, const Log& log = {});
+
+/// For EditorInfo::changes_vectors of an editor that takes the biases of MLPs along.
+[[nodiscard]] bool has_mlp_biases(const models::Model& model);
 
 /// What an editor is made from beside its hyper-parameters.
 struct RecipeInputs {

@@ -63,7 +63,7 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-constexpr int kFormat = 4;
+constexpr int kFormat = 5;
 
 json cache_key(const models::Model& model, const datasets::FactSet& facts, const std::vector<std::string>& names,
                const EvaluateOptions& options) {

@@ -5,6 +5,7 @@
 #include <emend/evaluation/evaluation.h>
 #include <emend/evaluation/free_text.h>
 #include <emend/evaluation/text_metrics.h>
+#include <emend/models/chat.h>
 #include <emend/models/config.h>
 #include <emend/models/generation.h>
 #include <emend/models/side_by_side.h>
@@ -190,7 +191,7 @@ std::vector<FreeText> write_on(const models::Model& model, const std::vector<std
                                const FreeTextOptions& options) {
   std::vector<Ids> ids;
   for (const auto& prompt : prompts)
-    ids.push_back(options.conversations ? model.tokenizer().encode_ids(prompt, false)
+    ids.push_back(options.conversations ? models::encode_chat(model.tokenizer(), prompt).ids
                                         : detail::encode_text(model.tokenizer(), prompt));
   // Prompts of about one length go together: attention's width is that of the longest.
   std::vector<size_t> order(prompts.size());
@@ -349,7 +350,10 @@ bool begins_alike(std::string_view text, std::string_view other) {
 size_t place_of(std::string_view text, std::string_view answer, std::string_view aside) {
   const std::string words = plain_words(text), all = plain_words(answer), other = plain_words(aside);
   const std::string_view wanted = without_article(all), around = without_article(other);
-  if (wanted.empty()) return std::string::npos;
+  if (wanted.empty()) {  // an answer of marks alone: as it is written
+    const std::string_view marks = trimmed(answer);
+    return marks.empty() ? std::string::npos : text.find(marks);
+  }
   for (size_t at = 0; (at = words.find(wanted, at)) != std::string::npos; ++at)
     if (is_whole(words, at, wanted.size()) && !stands_inside(words, at, wanted.size(), around)) return at;
   return std::string::npos;

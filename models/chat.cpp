@@ -1,46 +1,39 @@
 #include <emend/core/mapped.h>
+#include <emend/core/setting.h>
 #include <emend/core/text.h>
 #include <emend/models/chat.h>
-#include <emend/models/tokenizer/tokenizer.h>
+#include <emend/models/detail/jinja.h>
 
-#include <ctime>
-#include <iomanip>
-#include <locale>
-#include <sstream>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <array>
+#include <span>
 
 namespace emend::models {
 namespace {
 
-struct Known {
-  std::string marker;  // in the Jinja template; the first match in the table's order wins; empty: told otherwise
-  ChatFormat format;   // with <s> and </s> for the tokenizer's own
-};
-
-const std::vector<Known>& formats() {
-  static const std::vector<Known> known = {
-      {"<|start_header_id|>",
-       {"llama3", "<|begin_of_text|>", "<|start_header_id|>system<|end_header_id|>\n\n", "<|eot_id|>",
-        "<|start_header_id|>user<|end_header_id|>\n\n", "<|eot_id|>",
-        "<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>", "", true}},
-      {"<|im_sep|>",
-       {"phi4", "", "<|im_start|>system<|im_sep|>", "<|im_end|>", "<|im_start|>user<|im_sep|>", "<|im_end|>",
-        "<|im_start|>assistant<|im_sep|>", "<|im_end|>"}},
-      {"<|im_start|>",
-       {"chatml", "", "<|im_start|>system\n", "<|im_end|>\n", "<|im_start|>user\n", "<|im_end|>\n",
-        "<|im_start|>assistant\n", "<|im_end|>\n"}},
-      {"<start_of_turn>",
-       {"gemma", "<bos>", "", "", "<start_of_turn>user\n", "<end_of_turn>\n", "<start_of_turn>model\n",
-        "<end_of_turn>\n", "%s\n\n", true}},
-      {"[gMASK]<sop>", {"glm4", "[gMASK]<sop>", "<|system|>\n", "", "<|user|>\n", "", "<|assistant|>\n", ""}},
-      {"[gMASK]sop", {"chatglm3", "[gMASK]sop", "<|system|>\n ", "", "<|user|>\n ", "", "<|assistant|>\n ", ""}},
-      {"'|>' + message['content'] + '<|end|>'",
-       {"phi4-mini", "", "<|system|>", "<|end|>", "<|user|>", "<|end|>", "<|assistant|>", "<|end|>"}},
-      {"<|end|>", {"phi3", "", "<|system|>\n", "<|end|>\n", "<|user|>\n", "<|end|>\n", "<|assistant|>\n", "<|end|>\n"}},
-      {"<|assistant|>", {"zephyr", "", "<|system|>\n", "</s>\n", "<|user|>\n", "</s>\n", "<|assistant|>\n", "</s>\n"}},
-      {"", {"tulu", "", "<|system|>\n", "\n", "<|user|>\n", "\n", "<|assistant|>\n", "</s>\n"}},
-      {"<<SYS>>", {"llama2", "", "", "", "<s>[INST] ", " [/INST]", " ", " </s>", "<<SYS>>\n%s\n<</SYS>>\n\n", true}},
-      {"[INST]", {"mistral", "<s>", "", "", " [INST] ", " [/INST]", " ", "</s>", "%s\n\n"}},
-      {"### Instruction", {"instruction", "", "", "\n\n", "### Instruction:\n", "\n\n", "### Response:\n", "\n\n"}},
+// With <s> and </s> for the tokenizer's own.
+const std::vector<ChatFormat>& formats() {
+  static const std::vector<ChatFormat> known = {
+      {"llama3", "<|begin_of_text|>", "<|start_header_id|>system<|end_header_id|>\n\n", "<|eot_id|>",
+       "<|start_header_id|>user<|end_header_id|>\n\n", "<|eot_id|>",
+       "<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>", "", true},
+      {"phi4", "", "<|im_start|>system<|im_sep|>", "<|im_end|>", "<|im_start|>user<|im_sep|>", "<|im_end|>",
+       "<|im_start|>assistant<|im_sep|>", "<|im_end|>"},
+      {"chatml", "", "<|im_start|>system\n", "<|im_end|>\n", "<|im_start|>user\n", "<|im_end|>\n",
+       "<|im_start|>assistant\n", "<|im_end|>\n"},
+      {"gemma", "<bos>", "", "", "<start_of_turn>user\n", "<end_of_turn>\n", "<start_of_turn>model\n",
+       "<end_of_turn>\n", "%s\n\n", true},
+      {"glm4", "[gMASK]<sop>", "<|system|>\n", "", "<|user|>\n", "", "<|assistant|>\n", ""},
+      {"chatglm3", "[gMASK]sop", "<|system|>\n ", "", "<|user|>\n ", "", "<|assistant|>\n ", ""},
+      {"phi4-mini", "", "<|system|>", "<|end|>", "<|user|>", "<|end|>", "<|assistant|>", "<|end|>"},
+      {"phi3", "", "<|system|>\n", "<|end|>\n", "<|user|>\n", "<|end|>\n", "<|assistant|>\n", "<|end|>\n"},
+      {"zephyr", "", "<|system|>\n", "</s>\n", "<|user|>\n", "</s>\n", "<|assistant|>\n", "</s>\n"},
+      {"tulu", "", "<|system|>\n", "\n", "<|user|>\n", "\n", "<|assistant|>\n", "</s>\n"},
+      {"llama2", "", "", "", "<s>[INST] ", " [/INST]", " ", " </s>", "<<SYS>>\n%s\n<</SYS>>\n\n", true},
+      {"mistral", "<s>", "", "", " [INST] ", " [/INST]", " ", "</s>", "%s\n\n"},
+      {"instruction", "", "", "\n\n", "### Instruction:\n", "\n\n", "### Response:\n", "\n\n"},
   };
   return known;
 }
@@ -53,107 +46,115 @@ ChatFormat with_tokens(ChatFormat format, const ChatTokens& tokens) {
   return format;
 }
 
-bool holds(std::string_view text, std::string_view part) {
-  return text.find(part) != std::string_view::npos;
+using Messages = std::span<const ChatMessage>;
+
+// An error of a template with the way out.
+Error with_way_out(const Error& error) {
+  auto parts = parts_of(error);
+  if (error.error_class() == ErrorClass::kUnsupported)
+    parts.advice = "name the format with " + setting("chat_format") + ": " + join(chat_format_names());
+  return Error(error.error_class(), parts);
 }
 
-// What stands between `open` and the next of `close`; `otherwise` where it does not.
-std::string between(std::string_view text, std::string_view open, std::string_view close, std::string_view otherwise) {
-  const size_t at = text.find(open), begin = at + open.size();
-  const size_t end = at == std::string_view::npos ? at : text.find_first_of(close, begin);
-  return std::string(end == std::string_view::npos ? otherwise : text.substr(begin, end - begin));
+std::string by_template(const ChatFormat& format, Messages messages, bool open_reply) {
+  nlohmann::ordered_json variables = {{"messages", nlohmann::ordered_json::array()},
+                                      {"add_generation_prompt", open_reply},
+                                      {"tools", nullptr},
+                                      {"documents", nullptr}};
+  for (const auto& [name, token] : {std::pair{"bos_token", &format.tokens.bos},
+                                    {"eos_token", &format.tokens.eos},
+                                    {"unk_token", &format.tokens.unk},
+                                    {"pad_token", &format.tokens.pad}})
+    if (!token->empty()) variables[name] = *token;
+  for (const ChatMessage& message : messages)
+    variables["messages"].push_back({{"role", message.role}, {"content", message.content}});
+  return format.jinja->render(variables);
 }
 
-std::string today() {
-  const std::time_t now = std::time(nullptr);
-  std::tm local{};
-  localtime_r(&now, &local);
-  std::ostringstream text;
-  text.imbue(std::locale::classic());
-  text << std::put_time(&local, "%d %b %Y");
-  return text.str();
-}
-
-// Llama 3.1 and later begin every system text with two dates.
-std::string dates_in(std::string_view text) {
-  constexpr std::string_view kCutting = "Cutting Knowledge Date: ";
-  if (!holds(text, kCutting)) return "";
-  const std::string date =
-      holds(text, "strftime_now") ? today() : between(text, "date_string = \"", "\"", "26 Jul 2024");
-  return std::string(kCutting) + between(text, kCutting, "\n\"", "December 2023") + "\nToday Date: " + date + "\n\n";
-}
-
-// Templates of one format differ in spaces: those in quotes count.
-void read_mistral(std::string_view text, ChatFormat& format) {
-  const auto quoted = [&](const std::string& part) { return holds(text, "'" + part) || holds(text, '"' + part); };
-  if (!quoted(" [INST]")) format.user_open = "[INST] ";
-  if (!quoted(" [/INST]")) format.user_close = "[/INST]";
-  if (!quoted(" ' + message") && !quoted(" \" + message")) format.reply_open = "";
-  if (holds(text, "eos_token + ' '") || holds(text, "eos_token + \" \"")) format.reply_close += " ";
-}
-
-// Templates such as SmolLM2's write a fixed system turn when the conversation has none.
-std::string default_system_in(std::string_view text, const ChatFormat& turns) {
-  if (turns.system_open.empty()) return "";
-  for (size_t from = 0;;) {
-    const size_t open = text.find(turns.system_open, from);
-    if (open == std::string_view::npos) return "";
-    const size_t begin = open + turns.system_open.size();
-    const size_t close = text.find(turns.system_close.substr(0, turns.system_close.size() - 1), begin);
-    std::string content(close == std::string_view::npos ? "" : text.substr(begin, close - begin));
-    // Inside of a quoted text the next such quote ends it.
-    const char before = open > 0 ? text[open - 1] : ' ';
-    const bool quoted = before == '\'' || before == '"';
-    const std::string quote(1, before), escaped = "\\" + quote;
-    const bool whole = quoted ? replace_all(content, escaped, "").find(before) == std::string::npos
-                              : content.find_first_of("{}'\"+") == std::string::npos;
-    if (!content.empty() && whole) return quoted ? replace_all(content, escaped, quote) : content;
-    from = begin;
+// Nothing where the template refuses this conversation.
+std::optional<std::string> tried(const ChatFormat& format, Messages messages, bool open_reply) {
+  try {
+    return by_template(format, messages, open_reply);
+  } catch (const Error&) {
+    return std::nullopt;
   }
 }
 
-}  // namespace
-
-std::vector<std::string> chat_format_names() {
-  return mapped(formats(), [](const Known& known) { return known.format.name; });
+size_t common(std::string_view a, std::string_view b) {
+  return static_cast<size_t>(std::ranges::mismatch(a, b).in1 - a.begin());
 }
 
-ChatFormat chat_format(std::string_view name, const ChatTokens& tokens) {
-  for (const Known& known : formats())
-    if (known.format.name == name) return with_tokens(known.format, tokens);
-  refuse({"chat format", "\"" + std::string(name) + "\"", "a known format", did_you_mean(name, chat_format_names())});
+using Range = std::pair<size_t, size_t>;
+
+// The answer `i` is what its turn adds to the text that asks for it, if the whole begins with both.
+std::optional<Range> reply_by_prefixes(const ChatFormat& format, Messages messages, size_t i, std::string_view whole) {
+  const auto open = tried(format, messages.first(i), true), closed = tried(format, messages.first(i + 1), false);
+  if (!open || !closed || !closed->starts_with(*open) || !whole.starts_with(*closed)) return std::nullopt;
+  if (open->size() == closed->size() && !trimmed(messages[i].content).empty()) return std::nullopt;
+  return Range(open->size(), closed->size());
 }
 
-ChatFormat detect_chat_format(std::string_view chat_template, const ChatTokens& tokens) {
-  if (chat_template.empty()) return chat_format("instruction", tokens);
-  const std::string text = replace_all(std::string(chat_template), "\\n", "\n");
-  for (const Known& known : formats()) {
-    if (known.marker.empty() || !holds(text, known.marker)) continue;
-    std::string name = known.format.name;
-    // Where the user's turn is not closed with the end token, a line break closes it.
-    const std::string user = between(text, "<|user|>", "}", text);
-    if (name == "zephyr" && !holds(user, "eos_token") && (tokens.eos.empty() || !holds(user, tokens.eos)))
-      name = "tulu";
-    ChatFormat format = chat_format(name, tokens);
-    const bool shows_bos =
-        format.begin.empty() && !format.user_open.starts_with(tokens.bos) && holds(text, "bos_token");
-    if (shows_bos) format.begin = tokens.bos;
-    if (name == "mistral") read_mistral(text, format);
-    if (name == "llama3") format.system_head = dates_in(text);
-    format.default_system = default_system_in(text, format);
-    return format;
+// Where the content stands behind `from`, with what the template writes behind it. Templates may trim an answer, or
+// leave its thoughts out.
+std::optional<Range> reply_by_content(const ChatFormat& format, Messages messages, size_t i, std::string_view whole,
+                                      size_t from) {
+  from = std::max(from, common(tried(format, messages.first(i), false).value_or(""), whole));
+  const std::string_view content = messages[i].content, marker = "</think>";
+  const size_t thoughts = content.rfind(marker);
+  const std::string_view said = thoughts == content.npos ? content : content.substr(thoughts + marker.size());
+  for (const std::string_view text : {content, trimmed(content), trimmed(said)}) {
+    const size_t at = text.empty() ? whole.npos : whole.find(text, from);
+    if (at == whole.npos) continue;
+    const std::string closed = tried(format, messages.first(i + 1), false).value_or("");
+    const size_t last = closed.rfind(text);
+    const std::string_view tail = last == closed.npos ? "" : std::string_view(closed).substr(last + text.size());
+    return Range(at, at + text.size() + common(tail, whole.substr(at + text.size())));
   }
-  throw Error(ErrorClass::kUnsupported, {"chat template", "none of the known turn markers appears in it",
-                                         join(chat_format_names()), "name one of these formats explicitly"});
+  return std::nullopt;
 }
 
-ChatFormat chat_format_of(const Tokenizer& tokenizer, std::string_view name) {
-  const auto text_of = [&](std::optional<int64_t> id) { return id ? tokenizer.token_text(*id) : ""; };
-  const ChatTokens tokens{text_of(tokenizer.bos_id()), text_of(tokenizer.eos_id())};
-  return name.empty() ? detect_chat_format(tokenizer.chat_template(), tokens) : chat_format(name, tokens);
+std::vector<Range> replies_in(const ChatFormat& format, Messages messages, std::string_view whole) {
+  std::vector<Range> replies;
+  for (size_t i = 0; i < messages.size(); ++i) {
+    if (messages[i].role != "assistant") continue;
+    const size_t from = replies.empty() ? 0 : replies.back().second;
+    auto reply = reply_by_prefixes(format, messages, i, whole);
+    if (!reply || reply->first < from) reply = reply_by_content(format, messages, i, whole, from);
+    if (!reply && trimmed(messages[i].content).empty()) continue;
+    if (!reply)
+      throw Error(ErrorClass::kUnsupported,
+                  {"message " + std::to_string(i), "an answer that the chat template leaves out",
+                   "one that it writes as it is", ""});
+    while (reply->first > from && whole[reply->first - 1] == ' ') --reply->first;  // joined to the first word
+    replies.push_back(*reply);
+  }
+  return replies;
 }
 
-RenderedChat render_chat(const ChatFormat& format, const std::vector<ChatMessage>& messages, bool open_reply) {
+RenderedChat render_template(const ChatFormat& format, std::vector<ChatMessage> messages, bool open_reply) {
+  RenderedChat chat;
+  try {
+    chat.text = by_template(format, messages, open_reply);
+  } catch (const Error& error) {
+    const bool may_join = messages.size() > 1 && messages[0].role == "system" && messages[1].role == "user";
+    if (error.error_class() != ErrorClass::kInvalidArgument || !may_join) throw;
+    messages[1].content = messages[0].content + "\n\n" + messages[1].content;
+    messages.erase(messages.begin());
+    chat.text = by_template(format, messages, open_reply);
+  }
+  if (!open_reply) chat.replies = replies_in(format, messages, chat.text);
+  return chat;
+}
+
+// What a template writes behind an answer; empty where that cannot be told.
+std::string closing_of(const ChatFormat& format) {
+  const std::vector<ChatMessage> messages = {{"user", "a question"}, {"assistant", "some answer"}};
+  const std::string text = tried(format, messages, false).value_or("");
+  const size_t at = text.rfind(messages[1].content);
+  return at == text.npos ? "" : text.substr(at + messages[1].content.size());
+}
+
+RenderedChat render_named(const ChatFormat& format, const std::vector<ChatMessage>& messages, bool open_reply) {
   const auto content_of = [&](const ChatMessage& m) {
     return format.trim ? std::string(trimmed(m.content)) : m.content;
   };
@@ -161,16 +162,13 @@ RenderedChat render_chat(const ChatFormat& format, const std::vector<ChatMessage
   chat.text = format.begin;
   std::string pending_system;
   const auto add_system = [&](const std::string& content) {
-    const std::string whole = format.system_head + content;
     if (!format.joined_system.empty()) {
       pending_system = format.joined_system;
-      pending_system.replace(pending_system.find("%s"), 2, whole);
+      pending_system.replace(pending_system.find("%s"), 2, content);
     } else {
-      chat.text += format.system_open + whole + format.system_close;
+      chat.text += format.system_open + content + format.system_close;
     }
   };
-  const bool own_system = !format.default_system.empty() || !format.system_head.empty();
-  if (own_system && (messages.empty() || messages[0].role != "system")) add_system(format.default_system);
   for (size_t i = 0; i < messages.size(); ++i) {
     const ChatMessage& message = messages[i];
     if (message.role == "system") {
@@ -179,19 +177,96 @@ RenderedChat render_chat(const ChatFormat& format, const std::vector<ChatMessage
     } else if (message.role == "user") {
       chat.text += format.user_open + pending_system + content_of(message) + format.user_close;
       pending_system.clear();
-    } else if (message.role == "assistant") {
+    } else {
       chat.text += format.reply_open;
       const size_t blank = format.reply_open.find_last_not_of(' ') + 1;  // tokenizers join blanks to the first word
       const size_t begin = chat.text.size() - (format.reply_open.size() - blank);
       chat.text += content_of(message) + format.reply_close;
       chat.replies.emplace_back(begin, chat.text.size());
-    } else {
-      refuse({"message " + std::to_string(i), "role \"" + message.role + "\"", "system, user or assistant", ""});
     }
   }
   // A trailing space before the answer would change its first token.
   if (open_reply && format.reply_open != " ") chat.text += format.reply_open;
   return chat;
+}
+
+}  // namespace
+
+std::vector<std::string> chat_format_names() {
+  return mapped(formats(), &ChatFormat::name);
+}
+
+ChatFormat chat_format(std::string_view name, const ChatTokens& tokens) {
+  for (const ChatFormat& known : formats())
+    if (known.name == name) return with_tokens(known, tokens);
+  refuse({"chat format", "\"" + std::string(name) + "\"", "a known format", did_you_mean(name, chat_format_names())});
+}
+
+ChatFormat detect_chat_format(std::string_view chat_template, const ChatTokens& tokens) {
+  if (chat_template.empty()) return chat_format("instruction", tokens);
+  ChatFormat format;
+  format.name = "template";
+  format.tokens = tokens;
+  try {
+    format.jinja = std::make_shared<const detail::Jinja>(chat_template);
+  } catch (const Error& error) {
+    throw with_way_out(error);
+  }
+  format.reply_close = closing_of(format);
+  return format;
+}
+
+ChatFormat chat_format_of(const Tokenizer& tokenizer, std::string_view name) {
+  const auto text_of = [&](std::optional<int64_t> id) { return id ? tokenizer.token_text(*id) : ""; };
+  const ChatTokens tokens{text_of(tokenizer.bos_id()), text_of(tokenizer.eos_id()), text_of(tokenizer.unk_id()),
+                          text_of(tokenizer.pad_id())};
+  return name.empty() ? detect_chat_format(tokenizer.chat_template(), tokens) : chat_format(name, tokens);
+}
+
+RenderedChat render_chat(const ChatFormat& format, const std::vector<ChatMessage>& messages, bool open_reply) {
+  static constexpr std::array<std::string_view, 3> kRoles = {"system", "user", "assistant"};
+  for (size_t i = 0; i < messages.size(); ++i)
+    if (std::ranges::find(kRoles, messages[i].role) == kRoles.end())
+      refuse({"message " + std::to_string(i), "role \"" + messages[i].role + "\"", "system, user or assistant", ""});
+  if (!format.jinja) return render_named(format, messages, open_reply);
+  try {
+    return render_template(format, messages, open_reply);
+  } catch (const Error& error) {
+    throw with_way_out(error);
+  }
+}
+
+Encoding encode_chat(const Tokenizer& tokenizer, std::string_view text) {
+  const auto unseen = [&](int64_t id) { return tokenizer.encode_ids(tokenizer.token_text(id)) != std::vector{id}; };
+  if (std::ranges::none_of(tokenizer.prefix_ids(), unseen)) return tokenizer.encode(text);
+  std::vector<std::pair<std::string, int64_t>> specials;
+  for (int64_t id = 0; id < tokenizer.vocab_size(); ++id)
+    if (tokenizer.is_special(id) && !tokenizer.token_text(id).empty())
+      specials.emplace_back(tokenizer.token_text(id), id);
+  Encoding all;
+  const auto plain = [&](size_t begin, size_t end) {
+    const Encoding part = tokenizer.encode(text.substr(begin, end - begin));
+    for (size_t t = 0; t < part.size(); ++t) {
+      all.ids.push_back(part.ids[t]);
+      all.offsets.emplace_back(begin + part.offsets[t].first, begin + part.offsets[t].second);
+    }
+  };
+  size_t begin = 0;
+  for (size_t at = 0; at < text.size();) {
+    const auto special =
+        std::ranges::find_if(specials, [&](const auto& one) { return text.substr(at).starts_with(one.first); });
+    if (special == specials.end()) {
+      ++at;
+      continue;
+    }
+    if (begin < at) plain(begin, at);
+    begin = at + special->first.size();
+    all.ids.push_back(special->second);
+    all.offsets.emplace_back(at, begin);
+    at = begin;
+  }
+  if (begin < text.size()) plain(begin, text.size());
+  return all;
 }
 
 }  // namespace emend::models

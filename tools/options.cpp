@@ -133,7 +133,7 @@ void add_editor_options(Options& o, RunOptions& options) {
   o.group("Editor")
       .add("--editor", &options.editor, "method: " + join(editors::all_editors(), ", ", &editors::EditorInfo::name),
            {.type = "NAME",
-            .shown = "alg_name of --hparams; else latch where it has a preset for the model, else memit"})
+            .shown = "alg_name of --hparams; without --hparams latch where it has a preset for the model; else memit"})
       .add("--hparams", &options.hparams,
            "hyper-parameters: a YAML or JSON file or a preset's name; default: the preset for the model",
            {.type = "FILE|NAME"})

@@ -41,7 +41,7 @@ struct MetricOptions {
 /// Everything that memit_edit can be told. `model` and `facts` are not looked at where the caller has both.
 struct RunOptions {
   std::string editor =
-      {};  ///< empty: the one that the hyper-parameters name, else latch where it has a preset, else memit
+      {};  ///< empty: the one that the file `hparams` names; without `hparams` latch where it has a preset; else memit
   std::string hparams = {};           ///< file or preset name; empty: the preset for the model
   std::vector<std::string> set = {};  ///< KEY=VALUE, over it
 

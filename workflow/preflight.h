@@ -10,6 +10,7 @@
 #include <emend/models/model.h>
 #include <emend/workflow/handles.h>
 #include <emend/workflow/options.h>
+#include <emend/workflow/save_formats.h>
 
 #include <nlohmann/json.hpp>
 #include <string>
@@ -21,6 +22,9 @@ namespace emend::workflow {
 /// there. `options.editor` is named; `metrics` are families. Throws Error(kInvalidArgument), Error(kUnsupported),
 /// Error(kNotFound), Error(kIo).
 void check_outputs(const RunOptions& options, const std::vector<std::string>& metrics);
+
+/// Refuses a form that the model, or an edit of it by this editor, does not have. Throws Error(kUnsupported).
+void check_form(const SaveFormat& format, const models::Model& model, const std::string& editor);
 
 /// Refuses files for metrics that are not measured, and metrics whose files are missing. `metrics` are families;
 /// `lifelong`: the protocol of that name, which measures health wherever there are files for it. Throws

@@ -90,7 +90,7 @@ void Run::open() {
     options_.model.dtype = dtype_name(model_->dtype());
   }
   for (const auto& format : save_formats())
-    if (options_.saves(format.name) && format.check) format.check(*model_, setting("save"));
+    if (options_.saves(format.name)) check_form(format, *model_, options_.editor);
   session_ = std::make_unique<Session>(*model_, options_, lent_);
   facts_ = check_request(std::move(facts_), *model_, options_, lent_, record_.findings);
   record_.hparams = session_->editor().hparams();

@@ -90,6 +90,16 @@ static void check_protocol(const RunOptions& options, const std::vector<std::str
                                            options.editor + " changes no weights: it has nothing to take back"});
 }
 
+// A form that this model or its edit by this editor has not.
+void check_form(const SaveFormat& format, const models::Model& model, const std::string& editor) {
+  if (format.check) format.check(model, setting("save"));
+  const auto& info = editors::find_editor(editor);
+  if ((format.name == "peft" || format.name == "lora") && info.changes_vectors && info.changes_vectors(model))
+    throw Error(ErrorClass::kUnsupported,
+                {setting("save", format.name), editor + " changes biases or norms of this model",
+                 "a change of matrices alone", "save pack, model or gguf"});
+}
+
 // Outputs that this editor cannot have, and files that are not there, are known before anything is loaded.
 void check_outputs(const RunOptions& options, const std::vector<std::string>& metrics) {
   check_protocol(options, metrics);

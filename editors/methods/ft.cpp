@@ -44,7 +44,9 @@ class FineTuneEditor final : public NamedEditor {
 template <class H>
 EditorInfo ft_entry(const std::string& name, std::string summary, std::string paper) {
   static const auto schema = hparams::Schema<H>(name).include(finetune_schema());
-  return training_entry<FineTuneEditor>(name, std::move(summary), std::move(paper), schema);
+  EditorInfo info = training_entry<FineTuneEditor>(name, std::move(summary), std::move(paper), schema);
+  info.changes_vectors = has_mlp_biases;
+  return info;
 }
 
 }  // namespace

@@ -308,6 +308,7 @@ EditorInfo make_latch() {
                                  "this project (docs/latch.md)", latch_schema(), new_latch);
   info.neurons = neurons_taken;
   info.compute_dtype = "auto";
+  info.changes_vectors = has_mlp_biases;
   return info;
 }
 

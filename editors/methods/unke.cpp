@@ -204,6 +204,7 @@ EditorInfo make_unke() {
   EditorInfo info = editor_entry("unke", "whole blocks trained to give a hidden state that says a long answer",
                                  "Deng et al., Everything is Editable, ICLR 2025", schema, new_unke);
   info.trains = true;
+  info.changes_vectors = [](const models::Model&) { return true; };
   return info;
 }
 

@@ -7,6 +7,7 @@
 #include <emend/core/regex.h>
 #include <emend/core/safetensors.h>
 #include <emend/core/setting.h>
+#include <emend/devices/route.h>
 #include <emend/editors/packs/import_deltas.h>
 #include <emend/models/family.h>
 
@@ -94,7 +95,7 @@ class Importer {
     const std::string weight = weight_named(name);
     if (change.sizes() != model_.weight(weight).sizes())
       refuse(ErrorClass::kInvalidArgument, "a change of " + weight + " of another shape", "the shape of the weight");
-    const at::Tensor own = model_.weight(weight).to(at::kCPU, at::kDouble), given = change.to(at::kDouble);
+    const at::Tensor own = devices::to_host(model_.weight(weight)).to(at::kDouble), given = change.to(at::kDouble);
     if (const double norm = own.norm().item<double>(); norm > 0 && (given - own).norm().item<double>() < norm / 2)
       refuse(ErrorClass::kInvalidArgument, weight + " itself, as the model has it or an edit left it",
              "what is to be added to it (edited less unedited)");

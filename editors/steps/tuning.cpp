@@ -172,7 +172,7 @@ TuningRows tuning_rows(const models::Model& model, const std::vector<datasets::I
     std::vector<models::ChatMessage> messages;
     for (const auto& turn : instruction.turns) messages.push_back({turn.role, turn.content});
     const auto chat = models::render_chat(format, messages, false);
-    const auto encoding = model.tokenizer().encode(chat.text);
+    const auto encoding = models::encode_chat(model.tokenizer(), chat.text);
     all.cut += encoding.size() > static_cast<size_t>(max_length);
     TuningRow one{row_of(encoding, chat.replies, max_length), instruction.line};
     const bool ends = !chat.replies.empty() && chat.replies.back().second == chat.text.size();

@@ -304,8 +304,7 @@ class Free final : public Metric {
     auto options = text_options(context.options, way);
     std::vector<std::string> prompts;
     std::map<std::pair<size_t, std::string>, size_t> met;
-    const auto format =
-        way == Way::kAnswer ? models::chat_format_of(model.tokenizer()) : models::ChatFormat();
+    const auto format = way == Way::kAnswer ? models::chat_format_of(model.tokenizer()) : models::ChatFormat();
     for (const AskedText* one : places) {
       const auto& fact = context.facts.facts[one->fact];
       const std::string asked = context.options.asked(one->prompt);
@@ -419,7 +418,10 @@ class Free final : public Metric {
     if (at == before->kept.end()) return;
     if (static_cast<int64_t>(row) + now.size(0) > at->second.size(0)) return;
     const at::Tensor old = at->second.narrow(0, static_cast<int64_t>(row), now.size(0)).to(at::kFloat);
-    const at::Tensor kl = (old.exp() * (old - now)).sum(1).to(at::kDouble);
+    // Both as they are kept. With −p + q no term is negative, and what rounding adds is of second order: rounded
+    // probabilities do not add up to 1.
+    const at::Tensor log_q = now.to(at::kHalf).to(at::kFloat), p = old.exp();
+    const at::Tensor kl = (p * (old - log_q) - p + log_q.exp()).sum(1).to(at::kDouble);
     for (int64_t r = 0; r < kl.size(0); ++r) {
       const auto& [fact, place] = places[from + static_cast<size_t>(r)];
       cases_[fact]["neighbor"][place]["kl"] = std::max(0.0, kl[r].item<double>());

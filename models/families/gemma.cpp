@@ -3,7 +3,8 @@
 
 namespace emend::models {
 
-// Files written by transformers 4 say "gelu" where that version computed the tanh form; version 5 means what it says.
+// The first files say "gelu" and mean the tanh form, as Google's code computes it; those of transformers 5 mean what
+// they say.
 static bool means_tanh(const ConfigReader& reader) {
   return reader.text_or({"hidden_activation", "hidden_act"}, "") == "gelu" && !reader.has("hidden_activation") &&
          !reader.text_or({"transformers_version"}, "").starts_with("5");

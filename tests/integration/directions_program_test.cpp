@@ -376,7 +376,7 @@ TEST_F(DirectionsProgram, SaysWhatIsWrong) {
   refused({"generate", "--prompt", "a", "--max-new-tokens", "300"}, 0, "may grow to 301 tokens");
   EXPECT_FALSE(fs::exists(folder_ / "x"));
   auto config = json::parse(read_file(folder_ / "model" / "tokenizer_config.json"));
-  config["chat_template"] = "{{ messages }}";
+  config["chat_template"] = "{% include messages %}";
   write_file(folder_ / "model" / "tokenizer_config.json", config.dump());
   refused({"direct", "ablate", path("d"), "--prompts", path("ask.txt"), "--out", path("x")}, 3,
           "give the prompts as they are (--no-chat)");

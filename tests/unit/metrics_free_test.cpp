@@ -24,7 +24,7 @@ models::Model chat_model(bool with_template = true) {
   if (with_template)
     write_file(folder.path() / "tokenizer_config.json",
                R"({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>",
-                   "chat_template": "{{ '<|user|>' }} {{ '<|end|>' }} {{ '<|assistant|>' }}"})");
+                   "chat_template": "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + '<|end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"})");
   return models::load_model(folder.path().string());
 }
 

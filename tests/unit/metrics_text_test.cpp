@@ -151,6 +151,8 @@ TEST(FreeText, ReadsAnswersAsWords) {
   EXPECT_EQ(place_of("It lies in Rome.", "rome"), 11U);
   EXPECT_EQ(place_of("Romeo and Rome", "Rome"), 10U);
   EXPECT_EQ(place_of("Romeo", "Rome"), std::string::npos);
+  EXPECT_EQ(place_of("Go ⇒ on", "⇒"), 3U) << "marks alone";
+  EXPECT_EQ(place_of("Rome", " "), std::string::npos);
 }
 
 TEST(FreeText, SignsAndMarksBelongToAnswers) {

@@ -4,6 +4,7 @@
 #include <emend/editors/register.h>
 #include <emend/editors/steps/apply.h>
 #include <emend/models/placing.h>
+#include <emend/workflow/preflight.h>
 #include <emend/workflow/session.h>
 #include <gtest/gtest.h>
 
@@ -119,6 +120,26 @@ TEST(Session, PacksHoldAllBatchesAndGiveTheSameModel) {
   editors::apply_pack(other, editors::load_pack(folder.path() / "edit.safetensors"))->commit();
   for (const auto& [name, weight] : all_weights(model))
     EXPECT_TRUE(at::allclose(weight, other.weight(name), 1e-5, 1e-6)) << name;
+}
+
+TEST(Session, AdaptersOfEditsThatChangeBiasesAreRefusedBeforeTheWork) {
+  const auto with_biases = testing::tiny_model({.family = "gpt2"}), without = testing::tiny_model();
+  const auto refused = [](const char* form, const models::Model& model, const std::string& editor) {
+    try {
+      check_form(save_format(form), model, editor);
+    } catch (const Error& error) {
+      return error.error_class() == ErrorClass::kUnsupported;
+    }
+    return false;
+  };
+  for (const char* form : {"peft", "lora"})
+    for (const auto& info : editors::all_editors()) {
+      if (!info.changes_weights) continue;
+      const bool whole = info.name == "unke",
+                 takes = whole || info.name == "crispedit" || info.name == "latch" || info.name.starts_with("ft");
+      EXPECT_EQ(refused(form, with_biases, info.name), takes) << info.name;
+      EXPECT_EQ(refused(form, without, info.name), whole) << info.name;
+    }
 }
 
 TEST(Session, UndoTakesOutItsOwnEditsAlone) {

@@ -8,6 +8,7 @@
 #include <set>
 #include <thread>
 
+#include "support/shared.h"
 #include "support/tiny_tokenizer.h"
 
 namespace emend::models {
@@ -280,54 +281,138 @@ TEST(Tokenizer, FingerprintCoversWhatDecidesIds) {
   changed([](json& j) { j["added_tokens"] = json::array({added_token("<a>", 258, {{"lstrip", true}})}); });
 }
 
-TEST(Chat, FormatsAreToldApart) {
-  const auto turns = [](const char* chat_template) {
-    return render_chat(detect_chat_format(chat_template), {{"user", "Hi"}}, true).text;
-  };
-  EXPECT_EQ(turns("{{ '<|im_start|>' + role + '<|im_sep|>' + content + '<|im_end|>' }}"),
-            "<|im_start|>user<|im_sep|>Hi<|im_end|><|im_start|>assistant<|im_sep|>");
-  EXPECT_EQ(turns("{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}"),
-            "<|user|>Hi<|end|><|assistant|>");
-  EXPECT_EQ(turns("{{ '<|user|>\\n' + content + '<|end|>\\n' }}"), "<|user|>\nHi<|end|>\n<|assistant|>\n");
-  EXPECT_EQ(
-      turns("{{ \"<|im_start|>system\\nYou're {a} helper+<|im_end|>\\n\" }}"),
-      "<|im_start|>system\nYou're {a} helper+<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
-  EXPECT_EQ(turns("{{ '<|im_start|>system\\n' + system + '<|im_end|>\\n' }}"),
-            "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
+// A template as Qwen's: thoughts of earlier answers are left out, and an answer's are asked for.
+constexpr const char* kThinking =
+    "{%- for m in messages %}{%- set c = m.content %}{%- if m.role == 'assistant' and not loop.last %}"
+    "{%- set c = c.split('</think>')[-1].lstrip('\n') %}{%- endif %}"
+    "{{- '<|im_start|>' + m.role + '\n' + c + '<|im_end|>\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n<think>\n' }}{%- endif %}";
+// As Gemma's and Mistral's: turns take turns, and there is no place for a system message.
+constexpr const char* kStrict =
+    "{{ bos_token }}{% for m in messages %}{% if m['role'] not in ['user', 'assistant'] %}"
+    "{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Roles must alternate') }}{% endif %}"
+    "{% if m['role'] == 'user' %}{{ '[INST] ' + m['content'] | trim + ' [/INST]' }}"
+    "{% else %}{{ ' ' + m['content'] | trim + eos_token }}{% endif %}{% endfor %}";
+
+std::vector<std::string> replies_of(const RenderedChat& chat) {
+  std::vector<std::string> all;
+  for (const auto& [begin, end] : chat.replies) all.push_back(chat.text.substr(begin, end - begin));
+  return all;
 }
 
-TEST(Chat, WhatDiffersAmongTemplatesOfAFormatIsReadFromThem) {
-  const ChatTokens tokens{"<b>", "<e>"};
-  const auto turns = [&](const char* chat_template, bool system = false) {
-    std::vector<ChatMessage> messages = {{"user", "Hi"}, {"assistant", "Yes"}, {"user", "So"}};
-    if (system) messages.insert(messages.begin(), {"system", "Be"});
-    return render_chat(detect_chat_format(chat_template, tokens), messages, true).text;
+TEST(Chat, ATemplateIsRenderedAsItSays) {
+  const auto format = detect_chat_format(kStrict, {"<b>", "<e>"});
+  EXPECT_EQ(format.name, "template");
+  EXPECT_EQ(format.reply_close, "<e>");
+  const std::vector<ChatMessage> messages = {{"user", "Hi "}, {"assistant", "Yes"}, {"user", "So"}};
+  EXPECT_EQ(render_chat(format, messages, true).text, "<b>[INST] Hi [/INST] Yes<e>[INST] So [/INST]");
+  EXPECT_EQ(
+      render_chat(detect_chat_format("{{ bos_token is defined }}{{ tools is none }}", {"", ""}), messages, true).text,
+      "FalseTrue");
+}
+
+TEST(Chat, ASystemTextJoinsTheFirstTurnWhereATemplateRefusesIt) {
+  const auto format = detect_chat_format(kStrict, {"<b>", "<e>"});
+  const auto chat = render_chat(format, {{"system", "Be brief."}, {"user", "Hi"}, {"assistant", "Yes"}}, false);
+  EXPECT_EQ(chat.text, "<b>[INST] Be brief.\n\nHi [/INST] Yes<e>");
+  EXPECT_EQ(replies_of(chat), (std::vector<std::string>{" Yes<e>"}));
+  try {
+    (void)render_chat(format, {{"user", "Hi"}, {"user", "Ho"}}, true);
+    ADD_FAILURE() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.error_class(), ErrorClass::kInvalidArgument);
+    EXPECT_NE(std::string(error.what()).find("Roles must alternate"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Chat, RepliesOfATemplateAreWhatAnswersAdd) {
+  const auto chatml = detect_chat_format(
+      "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+      "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}");
+  const auto chat =
+      render_chat(chatml, {{"user", "Yes."}, {"assistant", "Yes."}, {"user", "b"}, {"assistant", "B"}}, false);
+  EXPECT_EQ(replies_of(chat), (std::vector<std::string>{"Yes.<|im_end|>\n", "B<|im_end|>\n"}));
+  EXPECT_EQ(chat.replies[1].second, chat.text.size());
+  // The generation prompt is no part of the text: the answer is looked for behind what comes before it.
+  const auto thinking = detect_chat_format(kThinking);
+  const auto thought = render_chat(
+      thinking, {{"user", "Yes."}, {"assistant", "<think>\nhm\n</think>\n\nYes."}, {"user", "b"}, {"assistant", "B"}},
+      false);
+  EXPECT_EQ(replies_of(thought), (std::vector<std::string>{"Yes.<|im_end|>\n", "B<|im_end|>\n"}));
+  EXPECT_GT(thought.replies[0].first, thought.text.find("assistant"));
+  const auto spaced = detect_chat_format(
+      "{% for m in messages %}{{ m.role ~ ': ' ~ m.content ~ '\n' }}{% endfor %}"
+      "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}");
+  EXPECT_EQ(replies_of(render_chat(spaced, {{"user", "a"}, {"assistant", "b"}}, false)),
+            (std::vector<std::string>{" b\n"}));
+  EXPECT_EQ(spaced.reply_close, "\n");
+}
+
+TEST(Chat, NamesTheWayOutOfATemplateThatCannotBeUsed) {
+  const auto message = [](const std::string& source, ErrorClass expected = ErrorClass::kUnsupported) {
+    try {
+      (void)render_chat(detect_chat_format(source), {{"user", "Hi"}, {"assistant", "Yes"}}, false);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.error_class(), expected) << error.what();
+      return std::string(error.what());
+    }
+    return std::string("accepted");
   };
-  EXPECT_EQ(turns("{{ bos_token }}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>'}}"),
-            "<b><|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nYes<|im_end|>\n<|im_start|>user\nSo<|im_end|>\n"
-            "<|im_start|>assistant\n");
-  EXPECT_EQ(turns("{{ '<|user|>\\n' + message['content'] + eos_token }}{{ '<|assistant|>' }}"),
-            "<|user|>\nHi<e>\n<|assistant|>\nYes<e>\n<|user|>\nSo<e>\n<|assistant|>\n");
-  EXPECT_EQ(turns("{{ '<|user|>\\n' + message['content'] + '\\n' }}{{ '<|assistant|>\\n' + m + eos_token }}"),
-            "<|user|>\nHi\n<|assistant|>\nYes<e>\n<|user|>\nSo\n<|assistant|>\n");
-  EXPECT_EQ(turns("{{ bos_token }}{{ \" [INST] \" + c + \" [/INST]\" }}{{ \" \" + message + eos_token }}"),
-            "<b> [INST] Hi [/INST] Yes<e> [INST] So [/INST]");
-  EXPECT_EQ(turns("{{ bos_token }}{{ \"[INST] \" + c + \"[/INST]\" }}{{ \" \" + message + eos_token }}"),
-            "<b>[INST] Hi[/INST] Yes<e>[INST] So[/INST]");
-  EXPECT_EQ(turns("{{ bos_token }}{{ '[INST] ' + c + ' [/INST]' }}{{ c + eos_token + ' ' }}"),
-            "<b>[INST] Hi [/INST]Yes<e> [INST] So [/INST]");
-  EXPECT_EQ(turns("{{ bos_token }}{{ '[INST] ' + c + ' [/INST]' }}{{ c + eos_token }}"),
-            "<b>[INST] Hi [/INST]Yes<e>[INST] So [/INST]");
-  const std::string llama = "{{ '<|start_header_id|>' }}{{ \"Cutting Knowledge Date: December 2023\\n\" }}";
-  const std::string fixed = llama + "{%- set date_string = \"26 Jul 2024\" %}";
-  const std::string dates =
-      "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\n"
-      "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n";
-  EXPECT_TRUE(turns(fixed.c_str()).starts_with(dates + "<|eot_id|><|start_header_id|>user")) << turns(fixed.c_str());
-  EXPECT_TRUE(turns(fixed.c_str(), true).starts_with(dates + "Be<|eot_id|>")) << turns(fixed.c_str(), true);
-  const std::string now = turns((llama + "{{ strftime_now('%d %b %Y') }}").c_str());
-  EXPECT_EQ(now.find("26 Jul 2024"), std::string::npos) << now;
-  EXPECT_NE(now.find("Today Date: "), std::string::npos) << now;
+  for (const char* source : {"a\n{% include 'x' %}", "a\n{{ messages | nofilter }}", "a\n{{ messages.x.y }}"}) {
+    EXPECT_NE(message(source).find("chat template:2: "), std::string::npos) << message(source);
+    EXPECT_NE(message(source).find("chat_format"), std::string::npos) << message(source);
+  }
+  EXPECT_NE(message("no answers").find("message 1: an answer that the chat template leaves out"), std::string::npos);
+  EXPECT_THROW((void)render_chat(detect_chat_format("a"), {{"tool", "x"}}, true), Error);
+}
+
+TEST(Chat, NamedFormatsHaveTheirTurns) {
+  const auto turns = [](const char* name) {
+    const std::vector<ChatMessage> messages = {{"system", "Be"}, {"user", "Hi"}, {"assistant", "Yes"}, {"user", "So"}};
+    return render_chat(chat_format(name, {"<b>", "<e>"}), messages, true).text;
+  };
+  EXPECT_EQ(turns("chatml"),
+            "<|im_start|>system\nBe<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nYes<|im_end|>\n"
+            "<|im_start|>user\nSo<|im_end|>\n<|im_start|>assistant\n");
+  EXPECT_EQ(turns("phi4"),
+            "<|im_start|>system<|im_sep|>Be<|im_end|><|im_start|>user<|im_sep|>Hi<|im_end|>"
+            "<|im_start|>assistant<|im_sep|>Yes<|im_end|><|im_start|>user<|im_sep|>So<|im_end|><|im_start|>assistant<|"
+            "im_sep|>");
+  EXPECT_EQ(turns("phi4-mini"),
+            "<|system|>Be<|end|><|user|>Hi<|end|><|assistant|>Yes<|end|><|user|>So<|end|><|assistant|>");
+  EXPECT_EQ(
+      turns("phi3"),
+      "<|system|>\nBe<|end|>\n<|user|>\nHi<|end|>\n<|assistant|>\nYes<|end|>\n<|user|>\nSo<|end|>\n<|assistant|>\n");
+  EXPECT_EQ(turns("zephyr"),
+            "<|system|>\nBe<e>\n<|user|>\nHi<e>\n<|assistant|>\nYes<e>\n<|user|>\nSo<e>\n<|assistant|>\n");
+  EXPECT_EQ(turns("tulu"), "<|system|>\nBe\n<|user|>\nHi\n<|assistant|>\nYes<e>\n<|user|>\nSo\n<|assistant|>\n");
+  EXPECT_EQ(turns("llama2"), "<b>[INST] <<SYS>>\nBe\n<</SYS>>\n\nHi [/INST] Yes <e><b>[INST] So [/INST]");
+  EXPECT_EQ(turns("mistral"), "<b> [INST] Be\n\nHi [/INST] Yes<e> [INST] So [/INST]");
+  EXPECT_EQ(turns("gemma"),
+            "<bos><start_of_turn>user\nBe\n\nHi<end_of_turn>\n<start_of_turn>model\nYes<end_of_turn>\n"
+            "<start_of_turn>user\nSo<end_of_turn>\n<start_of_turn>model\n");
+}
+
+TEST(Chat, SpecialTokensAreFoundWhereTheTokenizerDoesNotLookForThem) {
+  EMEND_NEEDS_SHARED();
+  const auto tokenizer = load_tokenizer(emend::testing::shared_dir() / "fixtures" / "tokenizers" / "chatglm3");
+  const std::string text = "[gMASK]sop<|user|>\n Hello<|assistant|>";
+  const Encoding encoding = encode_chat(*tokenizer, text);
+  Ids expected = {64790, 64792, 64795};
+  const Ids words = tokenizer->encode_ids("\n Hello");
+  expected.insert(expected.end(), words.begin(), words.end());
+  expected.push_back(64796);
+  EXPECT_EQ(encoding.ids, expected);
+  EXPECT_EQ(tokenizer->token_text(words[words.size() - 2]), "<0x0A>");
+  EXPECT_EQ(tokenizer->token_text(words.back()), "▁Hello");
+  EXPECT_EQ(encoding.offsets[2], (std::pair<size_t, size_t>(10, 18)));
+  EXPECT_EQ(encoding.offsets.back(), (std::pair<size_t, size_t>(25, 38)));
+  EXPECT_EQ(text.substr(encoding.offsets[encoding.size() - 2].first), " Hello<|assistant|>");
+  // Others are encoded as ever.
+  json document = byte_level_json({{"a", "b"}});
+  document["added_tokens"] = json::array({added_token("<a>", 257)});
+  EXPECT_EQ(encode_chat(*make_tokenizer(document), "ab<a>").ids, (Ids{256, 257}));
 }
 
 TEST(Tokenizer, ThreadsShareOneTokenizer) {

@@ -97,7 +97,7 @@ std::vector<std::vector<int64_t>> Completions::prompts(const json& request, cons
     auto turns = messages(request);
     turns.back().content = prefix(packs, turns.back().content) + turns.back().content;
     const auto format = models::chat_format_of(tokenizer, limits_.chat_format);
-    return {tokenizer.encode_ids(models::render_chat(format, turns, true).text, false)};
+    return {models::encode_chat(tokenizer, models::render_chat(format, turns, true).text).ids};
   }
   const auto& prompt = request["prompt"];
   const bool ids = prompt.is_array() && !prompt.empty() && prompt[0].is_number();

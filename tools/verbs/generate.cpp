@@ -6,6 +6,7 @@
 #include <emend/core/text.h>
 #include <emend/core/utf8.h>
 #include <emend/models/chat.h>
+#include <emend/models/config.h>
 #include <emend/models/generation.h>
 #include <emend/models/tokenizer/tokenizer.h>
 #include <emend/workflow/preflight.h>
@@ -103,7 +104,8 @@ int continue_ids(const GenerateArguments& options, const std::vector<std::vector
                  const models::Model& model, models::GenerateOptions generate, const Common& common) {
   for (const auto& row : rows) require_room("--ids", row, model);
   warn_of_length(rows, model, generate.max_new_tokens, common.log);
-  if (!options.ignore_eos && model.has_tokenizer()) generate.stop_ids = model.tokenizer().eos_ids();
+  if (!options.ignore_eos)
+    generate.stop_ids = model.has_tokenizer() ? model.tokenizer().eos_ids() : model.config().eos_ids;
   const auto outputs = models::generate(model, rows, generate);
   auto document = nlohmann::ordered_json::array();
   std::string text;
@@ -224,7 +226,7 @@ class Chat {
     if (line.find_first_not_of(" \t\r") == std::string::npos) return true;
     if (line[0] == '/') return command(line);
     messages_.push_back({"user", packs_.runtime().prefix(line) + line});
-    const auto ids = model_.tokenizer().encode_ids(models::render_chat(format_, messages_, true).text, false);
+    const auto ids = models::encode_chat(model_.tokenizer(), models::render_chat(format_, messages_, true).text).ids;
     const int64_t most = model_.config().rotary_depends_on_length() ? kEndless : model_.max_positions();
     if (std::ssize(ids) >= most) {
       messages_.pop_back();

@@ -88,7 +88,7 @@ std::string prompt_text(const models::Model& model, const ContrastPrompt& prompt
 
 std::vector<int64_t> prompt_ids(const models::Model& model, const ContrastPrompt& prompt, bool chat) {
   const std::string text = prompt_text(model, prompt, chat);
-  return has_template(model, chat) ? model.tokenizer().encode_ids(text, false)
+  return has_template(model, chat) ? models::encode_chat(model.tokenizer(), text).ids
                                    : model.tokenizer().encode_prompt(text).ids;
 }
 
