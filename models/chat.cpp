@@ -216,7 +216,12 @@ ChatFormat detect_chat_format(std::string_view chat_template, const ChatTokens& 
   return format;
 }
 
-ChatFormat chat_format_of(const Tokenizer& tokenizer, std::string_view name) {
+ChatFormat chat_format_of(const Tokenizer& tokenizer, std::string_view name, const Log& log) {
+  if (name.empty() && tokenizer.chat_template().empty())
+    log.warning("chat.template",
+                "the model has no chat template: turns are written as \"### Instruction:\" and "
+                "\"### Response:\" (" +
+                    setting("chat_format", "instruction") + "), which it may not know");
   const auto text_of = [&](std::optional<int64_t> id) { return id ? tokenizer.token_text(*id) : ""; };
   const ChatTokens tokens{text_of(tokenizer.bos_id()), text_of(tokenizer.eos_id()), text_of(tokenizer.unk_id()),
                           text_of(tokenizer.pad_id())};

@@ -4,6 +4,7 @@
 // have a name here are for models without a template, and for those who want another than the model's.
 #pragma once
 
+#include <emend/core/log.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <memory>
@@ -56,8 +57,9 @@ struct RenderedChat {
 [[nodiscard]] ChatFormat detect_chat_format(std::string_view chat_template, const ChatTokens& tokens = {});
 /// By name. Throws Error(kInvalidArgument) with the closest name.
 [[nodiscard]] ChatFormat chat_format(std::string_view name, const ChatTokens& tokens = {});
-/// With this tokenizer's tokens: the named format, or that of its template if `name` is empty. Throws as those two.
-[[nodiscard]] ChatFormat chat_format_of(const Tokenizer& tokenizer, std::string_view name = "");
+/// With this tokenizer's tokens: the named format, or that of its template if `name` is empty; `log` is warned where
+/// there is none. Throws as those two.
+[[nodiscard]] ChatFormat chat_format_of(const Tokenizer& tokenizer, std::string_view name = "", const Log& log = {});
 
 /// The conversation as text. With `open_reply` it ends where the assistant's answer begins.
 /// Special tokens are written out in the text, so encode it with encode_chat().

@@ -213,7 +213,7 @@ class Chat {
       : model_(model),
         packs_(packs),
         generate_(options.generate),
-        format_(models::chat_format_of(model.tokenizer(), options.format)),
+        format_(models::chat_format_of(model.tokenizer(), options.format, common.log)),
         json_(common.json) {
     generate_.stop_ids = model.tokenizer().eos_ids();
     generate_.cancel = common.cancel;

@@ -80,7 +80,8 @@ int run_serve(const ServeArguments& given, Common& common) {
                            Log());
   serve::HttpServer server(options.http);
   auto model = load_named(checkpoint, options.edit.model, common);
-  (void)model.tokenizer();
+  if (model.tokenizer().chat_template().empty())
+    (void)models::chat_format_of(model.tokenizer(), options.limits.chat_format, common.log);
   const workflow::Packs beside(model);  // what the model folder's own ledger holds beside the weights
   std::optional<TemporaryFolder> own;
   if (options.packs.empty()) own.emplace("packs", "name one with " + setting("packs"));
