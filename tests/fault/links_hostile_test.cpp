@@ -89,10 +89,10 @@ TEST_F(LinksHostile, PipesAndDevicesDoNotHold) {
     testing::write_tiny_model(model());
     fs::remove(model() / name);
     ASSERT_EQ(::mkfifo((model() / name).c_str(), 0600), 0);
-    expect_model_refused(ErrorClass::kInvalidArgument, {name, "pipe"});
+    expect_model_refused(ErrorClass::kIo, {name, "pipe"});
     fs::remove(model() / name);
   }
-  expect_refused([] { (void)editors::load_pack("/dev/zero"); }, ErrorClass::kInvalidArgument, {"/dev/zero"});
+  expect_refused([] { (void)editors::load_pack("/dev/zero"); }, ErrorClass::kIo, {"/dev/zero"});
 }
 
 TEST_F(LinksHostile, WhatIsWrittenReplacesNoDeviceAndNoLinkToNothing) {
