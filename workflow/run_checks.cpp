@@ -94,7 +94,7 @@ static void check_protocol(const RunOptions& options, const std::vector<std::str
 void check_form(const SaveFormat& format, const models::Model& model, const std::string& editor) {
   if (format.check) format.check(model, setting("save"));
   const auto& info = editors::find_editor(editor);
-  if ((format.name == "peft" || format.name == "lora") && info.changes_vectors && info.changes_vectors(model))
+  if (format.adapter && info.changes_vectors && info.changes_vectors(model))
     throw Error(ErrorClass::kUnsupported,
                 {setting("save", format.name), editor + " changes biases or norms of this model",
                  "a change of matrices alone", "save pack, model or gguf"});

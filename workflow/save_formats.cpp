@@ -12,7 +12,7 @@ namespace fs = std::filesystem;
 
 bool is_pack(const fs::path& file) {
   try {
-    return SafetensorsFile(file).metadata().contains("manifest");
+    return editors::is_pack(SafetensorsFile(file));
   } catch (const Error&) {
     return false;
   }

@@ -36,11 +36,12 @@ struct SaveRequest {
 };
 
 struct SaveFormat {
-  std::string name;     ///< "gguf"
-  std::string file;     ///< in a run folder
-  std::string label;    ///< "edited GGUF file"
-  std::string summary;  ///< for help
-  bool beside = false;  ///< also of edits that lie beside the weights
+  std::string name;      ///< "gguf"
+  std::string file;      ///< in a run folder
+  std::string label;     ///< "edited GGUF file"
+  std::string summary;   ///< for help
+  bool beside = false;   ///< also of edits that lie beside the weights
+  bool adapter = false;  ///< has no place for biases and norms
   /// Before anything is computed: throws Error(kUnsupported) naming `option` if the model has no such form. May be
   /// empty.
   std::function<void(const models::Model& model, const std::string& option)> check = {};

@@ -113,7 +113,7 @@ class Importer {
   void add_file() {
     if (source_.extension() == ".npz") return add_named(tensors_of(NpzFile(source_)));
     const SafetensorsFile file(source_);
-    if (file.metadata().contains("manifest"))
+    if (is_pack(file))
       refuse(ErrorClass::kInvalidArgument, "an edit pack", "a change that another program wrote; packs need no import");
     add_named(tensors_of(file));
   }

@@ -221,6 +221,10 @@ void require_shapes(const models::Model& model, const EditPack& pack, const std:
   }
 }
 
+bool is_pack(const SafetensorsFile& file) {
+  return file.metadata().contains("manifest");
+}
+
 void require_base(const EditPack& pack, const std::string& fingerprint, const ApplyPackOptions& options,
                   const std::string& where, const Lineage& here) {
   constexpr size_t kShortest = 8;

@@ -1,6 +1,7 @@
 // Edit packs: the change alone, in one small file that says which model it belongs to.
 #pragma once
 
+#include <emend/core/safetensors.h>
 #include <emend/editors/editor.h>
 #include <emend/editors/steps/delta.h>
 #include <emend/editors/steps/transaction.h>
@@ -64,6 +65,9 @@ struct ApplyPackOptions {
 /// options.force accepts any. Also if the pack is in force there itself.
 void require_base(const EditPack& pack, const std::string& fingerprint, const ApplyPackOptions& options,
                   const std::string& where = "edit pack", const Lineage& here = {});
+
+/// True if the file says that it is an edit pack; load_pack says whether it is a sound one.
+[[nodiscard]] bool is_pack(const SafetensorsFile& file);
 
 /// Throws Error(kInvalidArgument) naming `where` (if any) and the weight unless every change has its weight's shape.
 void require_shapes(const models::Model& model, const EditPack& pack, const std::string& where = "");

@@ -170,8 +170,7 @@ Value reversed(Work& work, const Value& value, Arguments&) {
 }
 
 Value length_of(Work&, const Value& value, Arguments&) {
-  if (const auto* text = value.text())
-    return {static_cast<int64_t>(std::ranges::count_if(*text, [](char c) { return (c & 0xC0) != 0x80; }))};
+  if (const auto* text = value.text()) return {static_cast<int64_t>(width_of(*text))};
   if (const List* list = value.list()) return {std::ssize(list->items)};
   if (const Dict* dict = value.dict()) return {std::ssize(*dict)};
   if (!value.undefined()) throw Fault{"the length of " + type_name(value)};
@@ -267,9 +266,9 @@ int ordered(Work& work, const Value& value, Arguments& arguments) {
   return order(work, value, arguments.take("other"));
 }
 
-int64_t rest_of(const Value& value, int64_t by) {
-  if (!value.whole() || by == 0) throw Fault{"the rest of " + type_name(value)};
-  return by == -1 ? 0 : *value.whole() % by;
+bool is_odd(const Value& value) {
+  if (!value.whole()) throw Fault{"the rest of " + type_name(value)};
+  return *value.whole() % 2 != 0;
 }
 
 const std::map<std::string_view, Test>& tests() {
@@ -285,7 +284,7 @@ const std::map<std::string_view, Test>& tests() {
   static const std::map<std::string_view, Test> all = {
       {"boolean", [](Work&, const Value& v, Arguments&) { return std::holds_alternative<bool>(v.data); }},
       {"defined", [](Work&, const Value& v, Arguments&) { return !v.undefined(); }},
-      {"even", [](Work&, const Value& v, Arguments&) { return rest_of(v, 2) == 0; }},
+      {"even", [](Work&, const Value& v, Arguments&) { return !is_odd(v); }},
       {"false", is_flag<false>},
       {"float", [](Work&, const Value& v, Arguments&) { return std::holds_alternative<double>(v.data); }},
       {"in", [](Work& w, const Value& v, Arguments& a) { return contains(w, a.take("seq"), v); }},
@@ -294,7 +293,7 @@ const std::map<std::string_view, Test>& tests() {
       {"mapping", [](Work&, const Value& v, Arguments&) { return v.dict() != nullptr; }},
       {"none", [](Work&, const Value& v, Arguments&) { return v.none(); }},
       {"number", [](Work&, const Value& v, Arguments&) { return v.real().has_value(); }},
-      {"odd", [](Work&, const Value& v, Arguments&) { return rest_of(v, 2) != 0; }},
+      {"odd", [](Work&, const Value& v, Arguments&) { return is_odd(v); }},
       {"sequence", several},
       {"string", [](Work&, const Value& v, Arguments&) { return v.text() != nullptr; }},
       {"true", is_flag<true>},

@@ -244,8 +244,7 @@ std::vector<std::string_view> characters(std::string_view text) {
 // str.isspace()
 bool is_space(std::string_view character) {
   const char32_t c = decode_utf8(character.data());
-  return (c >= 9 && c <= 13) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
-         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+  return is_white_space(c) || (c >= 0x1C && c <= 0x1F);
 }
 
 std::string_view strip(std::string_view text, const std::optional<std::string>& of, bool left, bool right) {

@@ -83,6 +83,17 @@ void quote_json(std::string& out, const std::string& text) {
   out += '"';
 }
 
+std::string repr_of_float(double value) {
+  if (!std::isfinite(value)) return std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
+  const double size = std::abs(value);
+  const bool fixed = size == 0 || (size >= 1e-4 && size < 1e16);
+  char buffer[64];
+  const auto end = std::to_chars(buffer, buffer + sizeof buffer, value,
+                                 fixed ? std::chars_format::fixed : std::chars_format::scientific);
+  std::string text(buffer, end.ptr);
+  return fixed && text.find('.') == text.npos ? text + ".0" : text;
+}
+
 void write(std::string& out, const Value& value, bool inside);
 
 template <class Range, class Each>
@@ -158,8 +169,8 @@ const Value* found(const Dict& dict, std::string_view key) {
   return entry == dict.end() ? nullptr : &entry->second;
 }
 
-int64_t length(std::string_view text) {
-  return std::ranges::count_if(text, [](char c) { return (c & 0xC0) != 0x80; });
+int64_t length(const std::string& text) {
+  return static_cast<int64_t>(width_of(text));
 }
 
 // The characters [begin, end) of `text`.
@@ -316,17 +327,6 @@ std::string str(const Value& value) {
   std::string text;
   write(text, value, false);
   return text;
-}
-
-std::string repr_of_float(double value) {
-  if (!std::isfinite(value)) return std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
-  const double size = std::abs(value);
-  const bool fixed = size == 0 || (size >= 1e-4 && size < 1e16);
-  char buffer[64];
-  const auto end = std::to_chars(buffer, buffer + sizeof buffer, value,
-                                 fixed ? std::chars_format::fixed : std::chars_format::scientific);
-  std::string text(buffer, end.ptr);
-  return fixed && text.find('.') == text.npos ? text + ".0" : text;
 }
 
 std::string json_text(const Value& value, const JsonStyle& style) {

@@ -108,7 +108,6 @@ inline constexpr size_t kMostBytes = 16U << 20;  ///< of one text
 /// Below, equal or above zero; throws Fault where Python has no order.
 [[nodiscard]] int order(Work& work, const Value& a, const Value& b);
 [[nodiscard]] std::string str(const Value& value);
-[[nodiscard]] std::string repr_of_float(double value);
 struct JsonStyle {
   std::optional<int64_t> indent = {};
   std::string between = ", ", colon = ": ";

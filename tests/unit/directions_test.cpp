@@ -353,9 +353,8 @@ TEST(DirectSearch, SaysWhatPlainTrialsSay) {
   options.chat = false;
   options.trials = 24;
   options.max_kl = 0.5;
-  std::vector<std::vector<int64_t>> asked, neutral;
-  for (const auto& prompt : options.prompts) asked.push_back(prompt_ids(model, prompt, false));
-  for (const auto& prompt : options.neutral) neutral.push_back(prompt_ids(model, prompt, false));
+  const auto asked = prompt_rows(model, options.prompts, false);
+  const auto neutral = prompt_rows(model, options.neutral, false);
   const auto texts = [&] {
     std::vector<std::string> all;
     for (const auto& ids : workflow::continued(model, asked, {options.max_new_tokens}))

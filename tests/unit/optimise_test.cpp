@@ -39,8 +39,7 @@ std::vector<int> front_by_hand(const std::vector<Found>& all, double before) {
 }
 
 std::vector<std::string> answers(const models::Model& model, const workflow::OptimiseOptions& options) {
-  std::vector<std::vector<int64_t>> rows;
-  for (const auto& prompt : options.prompts) rows.push_back(workflow::prompt_ids(model, prompt, options.chat));
+  const auto rows = workflow::prompt_rows(model, options.prompts, options.chat);
   std::vector<std::string> texts;
   for (const auto& ids : workflow::continued(model, rows, {options.max_new_tokens}))
     texts.push_back(model.tokenizer().decode(ids, true));
@@ -73,8 +72,7 @@ TEST(Optimise, WhatIsNotAnsweredHasNoPlaceOnTheFront) {
     const auto begin = std::find_if(before[i].begin(), before[i].end(), letter);
     options.scorer.words.emplace_back(begin, std::find_if_not(begin, before[i].end(), letter));
   }
-  std::vector<std::vector<int64_t>> neutral;
-  for (const auto& prompt : options.neutral) neutral.push_back(workflow::prompt_ids(model, prompt, options.chat));
+  const auto neutral = workflow::prompt_rows(model, options.neutral, options.chat);
   const at::Tensor neutral_before = workflow::next_log_probs(model, neutral);
   const auto found = workflow::optimise_strengths(model, {&change, 1}, options);
   EXPECT_EQ(found.score_before, options.scorer.score({before}));

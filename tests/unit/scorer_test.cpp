@@ -177,7 +177,7 @@ TEST(Scorer, NextReadsTheTokenBehindANewline) {
     const std::vector<ContrastPrompt> prompts = {{asked}, {"no"}};
     double wanted = 0;
     for (const auto& prompt : prompts) {
-      const auto rows = models::TokenBatch::from_rows({workflow::prompt_ids(model, prompt, true)});
+      const auto rows = models::TokenBatch::from_rows(workflow::prompt_rows(model, std::span(&prompt, 1), true));
       const at::Tensor p = model.forward(rows).logits[-1].softmax(-1);
       wanted += 50 * (p[plain].item<double>() + p[spaced].item<double>());
     }

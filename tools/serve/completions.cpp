@@ -91,13 +91,19 @@ std::string Completions::prefix(const PackSet& packs, const std::string& prompt)
   return front;
 }
 
+// Read with the first chat: a template that cannot be parsed is no fault of other requests.
+models::ChatFormat Completions::chat_format() const {
+  const std::lock_guard lock(mutex_);
+  if (!format_) format_ = models::chat_format_of(engine_.model().tokenizer(), limits_.chat_format);
+  return *format_;
+}
+
 std::vector<std::vector<int64_t>> Completions::prompts(const json& request, const PackSet& packs, bool chat) const {
   const auto& tokenizer = engine_.model().tokenizer();
   if (chat) {
     auto turns = messages(request);
     turns.back().content = prefix(packs, turns.back().content) + turns.back().content;
-    const auto format = models::chat_format_of(tokenizer, limits_.chat_format);
-    return {models::encode_chat(tokenizer, models::render_chat(format, turns, true).text).ids};
+    return {models::encode_chat(tokenizer, models::render_chat(chat_format(), turns, true).text).ids};
   }
   const auto& prompt = request["prompt"];
   const bool ids = prompt.is_array() && !prompt.empty() && prompt[0].is_number();

@@ -3,6 +3,8 @@
 
 #include <emend/models/chat.h>
 
+#include <optional>
+
 #include "engine.h"
 #include "http.h"
 
@@ -34,6 +36,7 @@ class Completions {
   [[nodiscard]] Asked read(const nlohmann::json& request, bool chat) const;
   [[nodiscard]] std::vector<std::vector<int64_t>> prompts(const nlohmann::json& request, const PackSet& packs,
                                                           bool chat) const;
+  [[nodiscard]] models::ChatFormat chat_format() const;
   void start(Asked& asked);
   void stream(const Asked& asked, const Write& write);
   [[nodiscard]] nlohmann::ordered_json whole(const Asked& asked);
@@ -46,6 +49,7 @@ class Completions {
   const CompletionLimits limits_;
   const int64_t created_;
   mutable std::mutex mutex_;
+  mutable std::optional<models::ChatFormat> format_;
   double first_seconds_ = 0;
   int64_t first_count_ = 0, number_ = 0;
 };

@@ -107,12 +107,12 @@ int run_lint(const LintOptions& options, const Common& common) {
   read.allow_empty = true;
   const auto facts = datasets::load_facts(options.facts.file, read);
   auto findings = datasets::lint_facts(facts);
-  size_t fixes = 0, applied = 0, left_out = 0;
+  size_t fixes = 0, applied = 0, left_out = 0, kept = 0;
   if (options.fix) {
     const auto fixed = datasets::fix_facts(facts, findings, &fixes);
     if (fixes > 0 || !options.out.empty()) left_out = write_fixed(facts, findings, fixed, options, read);
+    kept = datasets::fix_facts(facts, findings, &applied).facts.size();  // without what has no place
   }
-  const auto fixed = options.fix ? datasets::fix_facts(facts, findings, &applied) : facts;
   std::map<Severity, size_t> counts, left;
   for (const auto& finding : findings) {
     ++counts[finding.severity];
@@ -131,7 +131,7 @@ int run_lint(const LintOptions& options, const Common& common) {
     document["fixed"] = applied;
     document["written"] = options.out.empty() ? options.facts.file : options.out;
     document["left_out"] = left_out;
-    text += "fixes applied: " + std::to_string(applied) + ", " + counted(fixed.facts.size(), "fact") + " in " +
+    text += "fixes applied: " + std::to_string(applied) + ", " + counted(kept, "fact") + " in " +
             document["written"].get<std::string>() +
             (left_out > 0 ? "; " + counted(left_out, "row") + " that cannot be used left out" : "") +
             (fixes > applied

@@ -3,6 +3,7 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/core/json.h>
+#include <emend/core/mapped.h>
 #include <emend/core/safetensors.h>
 #include <emend/core/setting.h>
 #include <emend/core/sha256.h>
@@ -74,22 +75,28 @@ std::vector<ContrastPrompt> read_prompts(const std::filesystem::path& path) {
   return prompts;
 }
 
-std::string prompt_text(const models::Model& model, const ContrastPrompt& prompt, bool chat) {
-  const auto& tokenizer = model.tokenizer();
-  if (!has_template(model, chat)) {
-    const std::string system = prompt.system.empty() ? "" : prompt.system + "\n";
-    return system + prompt.prompt + (prompt.reply.empty() ? "" : "\n") + prompt.reply;
-  }
-  std::vector<models::ChatMessage> messages;
-  if (!prompt.system.empty()) messages.push_back({"system", prompt.system});
-  messages.push_back({"user", prompt.prompt});
-  return models::render_chat(format_of(tokenizer), messages, true).text + prompt.reply;
+std::vector<std::string> prompt_texts(const models::Model& model, std::span<const ContrastPrompt> prompts, bool chat) {
+  const bool templated = has_template(model, chat);
+  const auto format = templated ? format_of(model.tokenizer()) : models::ChatFormat();
+  return mapped(prompts, [&](const ContrastPrompt& prompt) {
+    if (!templated) {
+      const std::string system = prompt.system.empty() ? "" : prompt.system + "\n";
+      return system + prompt.prompt + (prompt.reply.empty() ? "" : "\n") + prompt.reply;
+    }
+    std::vector<models::ChatMessage> messages;
+    if (!prompt.system.empty()) messages.push_back({"system", prompt.system});
+    messages.push_back({"user", prompt.prompt});
+    return models::render_chat(format, messages, true).text + prompt.reply;
+  });
 }
 
-std::vector<int64_t> prompt_ids(const models::Model& model, const ContrastPrompt& prompt, bool chat) {
-  const std::string text = prompt_text(model, prompt, chat);
-  return has_template(model, chat) ? models::encode_chat(model.tokenizer(), text).ids
-                                   : model.tokenizer().encode_prompt(text).ids;
+std::vector<std::vector<int64_t>> prompt_rows(const models::Model& model, std::span<const ContrastPrompt> prompts,
+                                              bool chat) {
+  const auto& tokenizer = model.tokenizer();
+  const bool templated = has_template(model, chat);
+  return mapped(prompt_texts(model, prompts, chat), [&](const std::string& text) {
+    return templated ? models::encode_chat(tokenizer, text).ids : tokenizer.encode_prompt(text).ids;
+  });
 }
 
 void in_batches(const std::vector<std::vector<int64_t>>& rows, const char* phase, const Handles& lent,

@@ -28,11 +28,13 @@ struct ContrastPrompt {
 /// One a line: a text, or an object {"prompt": "…", "system": "…", "reply": "…"} of which only the first must be there.
 /// Throws Error(kCorruption) naming file and line, Error(kInvalidArgument) for a file without prompts.
 [[nodiscard]] std::vector<ContrastPrompt> read_prompts(const std::filesystem::path& path);
-/// The prompt as one text, through the model's chat template where it has one and `chat` is set. Throws
-/// Error(kUnsupported) for a template that no format is known for.
-[[nodiscard]] std::string prompt_text(const models::Model& model, const ContrastPrompt& prompt, bool chat);
-/// Its token ids.
-[[nodiscard]] std::vector<int64_t> prompt_ids(const models::Model& model, const ContrastPrompt& prompt, bool chat);
+/// Each prompt as one text, through the model's chat template where it has one and `chat` is set. Throws
+/// Error(kUnsupported) for a template that cannot be parsed.
+[[nodiscard]] std::vector<std::string> prompt_texts(const models::Model& model, std::span<const ContrastPrompt> prompts,
+                                                    bool chat);
+/// Their token ids.
+[[nodiscard]] std::vector<std::vector<int64_t>> prompt_rows(const models::Model& model,
+                                                            std::span<const ContrastPrompt> prompts, bool chat);
 
 /// Calls `pass` with the rows in batches of a few thousand tokens, in order; the first token of each stands at `begin`.
 /// Throws Error(kCancelled).

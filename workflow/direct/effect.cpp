@@ -90,8 +90,7 @@ EffectReading read_effect(const models::Model& model, const EffectOptions& optio
       for (const auto& ids : before->*member) all.push_back({ids});
     return all;
   };
-  std::vector<std::vector<int64_t>> rows;
-  for (const auto& prompt : options.prompts) rows.push_back(prompt_ids(model, prompt, options.chat));
+  const auto rows = prompt_rows(model, options.prompts, options.chat);
   reading.ids = continued(model, rows, {options.max_new_tokens, drafts(&EffectReading::ids)}, lent);
   for (const auto& ids : reading.ids) reading.texts.push_back(model.tokenizer().decode(ids, true));
   for (const auto& scorer : options.scorers)
@@ -135,8 +134,7 @@ nlohmann::ordered_json compare_effects(const EffectReading& before, const Effect
 std::vector<std::vector<int64_t>> answered(const models::Model& model, std::vector<ContrastPrompt> prompts, bool chat,
                                            const Handles& lent, int64_t tokens) {
   if (prompts.empty()) prompts = direct_preset().questions;
-  std::vector<std::vector<int64_t>> rows;
-  for (const auto& prompt : prompts) rows.push_back(prompt_ids(model, prompt, chat));
+  const auto rows = prompt_rows(model, prompts, chat);
   return with_more(rows, continued(model, rows, {tokens}, lent));
 }
 

@@ -155,9 +155,8 @@ at::Tensor orthonormal_basis(const std::vector<at::Tensor>& columns) {
 Directions fit_directions(const models::Model& model, std::span<const ContrastPrompt> positive,
                           std::span<const ContrastPrompt> negative, const FitOptions& options, const Handles& lent) {
   require_contrast(positive, negative, options);
-  std::vector<std::vector<int64_t>> rows;
-  for (const auto& prompts : {positive, negative})
-    for (const auto& prompt : prompts) rows.push_back(prompt_ids(model, prompt, options.chat));
+  auto rows = prompt_rows(model, positive, options.chat);
+  for (auto& row : prompt_rows(model, negative, options.chat)) rows.push_back(std::move(row));
   const auto states = last_states(model, rows, lent);
   Directions directions;
   directions.method = options.method;

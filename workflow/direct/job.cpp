@@ -333,7 +333,7 @@ DirectChangeOptions DirectJob::change_options(const models::Model& model, bool b
                      "without a chat template the last token of a prompt is one like any other: other "
                      "texts will hardly be told from it");
   const auto ids_of = [&](const std::vector<ContrastPrompt>& prompts, std::vector<std::vector<int64_t>>& texts) {
-    for (const auto& prompt : prompts) texts.push_back(prompt_ids(model, prompt, !options_.no_chat));
+    for (auto& row : prompt_rows(model, prompts, !options_.no_chat)) texts.push_back(std::move(row));
   };
   if (options_.spare == "own") change.spared = own_writing(model, 0, lent, 48, change.answer_start ? 4 : 2);
   ids_of(spare_, change.spared);
@@ -436,8 +436,9 @@ DirectChange DirectJob::optimised(models::Model& model, const Handles& lent, ord
 // Before the work: forms that the model or this change of it does not have.
 void DirectJob::check_save(const models::Model& model) const {
   for (const auto& name : options_.save) {
-    if (const auto& format = save_format(name); format.check) format.check(model, setting("save"));
-    if (name != "peft" && name != "lora") continue;
+    const auto& format = save_format(name);
+    if (format.check) format.check(model, setting("save"));
+    if (!format.adapter) continue;
     for (const auto& way : options_.action == "optimise" ? options_.by : std::vector<std::string>{options_.action})
       if (options_.spare.empty() && changes_biases(model, way, options_.change.layers))
         throw Error(ErrorClass::kUnsupported,

@@ -365,8 +365,7 @@ std::vector<DirectTrial> read_journal(const Searching& search, const json& setti
 
 std::vector<NeutralTexts> read_neutral(const Searching& search) {
   const auto& options = search.options;
-  std::vector<Ids> rows;
-  for (const auto& prompt : options.neutral) rows.push_back(prompt_ids(search.model, prompt, options.chat));
+  auto rows = prompt_rows(search.model, options.neutral, options.chat);
   if (rows.empty()) {
     rows = own_writing(search.model, options.seed + 1, search.lent, 32);
     for (size_t i = 0; i < rows.size(); ++i) rows[i].resize(std::min<size_t>(rows[i].size(), 6 + i % 25));
@@ -410,7 +409,7 @@ Optimum optimise_strengths(models::Model& model, std::span<const DirectChange> c
   Searching search{model, changes, options, lent};
   const json settings = settings_of(search);
   const auto earlier = read_journal(search, settings);
-  for (const auto& prompt : options.prompts) search.asked.push_back(prompt_ids(model, prompt, options.chat));
+  search.asked = prompt_rows(model, options.prompts, options.chat);
   auto answers = options.answered;
   if (answers.empty()) answers = answered(model, options.prompts, options.chat, lent, options.max_new_tokens);
   for (size_t i = 0; i < answers.size(); ++i)

@@ -156,11 +156,10 @@ at::Tensor probability_of(const models::Model& model, const std::vector<Ids>& ro
 at::Tensor probability_of(const models::Model& model, const std::vector<ContrastPrompt>& prompts, bool chat,
                           const std::vector<std::string>& words, const Handles& lent) {
   std::map<std::set<Ids>, std::vector<int64_t>> alike;
-  std::vector<Ids> rows;
-  for (const auto& prompt : prompts) {
-    alike[beginnings(model, prompt_text(model, prompt, chat), words)].push_back(std::ssize(rows));
-    rows.push_back(prompt_ids(model, prompt, chat));
-  }
+  const auto texts = prompt_texts(model, prompts, chat);
+  for (size_t i = 0; i < texts.size(); ++i)
+    alike[beginnings(model, texts[i], words)].push_back(static_cast<int64_t>(i));
+  const auto rows = prompt_rows(model, prompts, chat);
   at::Tensor total = at::zeros({std::ssize(rows)}, at::kDouble);
   for (const auto& [all, which] : alike) {
     const auto own = mapped(which, [&](int64_t i) { return rows[static_cast<size_t>(i)]; });

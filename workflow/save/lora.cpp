@@ -8,6 +8,7 @@ namespace emend::workflow {
 
 SaveFormat save_lora() {
   SaveFormat format{"lora", "lora.gguf", "GGUF adapter", "GGUF adapter, for llama.cpp"};
+  format.adapter = true;
   format.check = [](const models::Model& model, const std::string& option) {
     models::require_gguf_architecture(model.config().model_type, option + " lora");
   };

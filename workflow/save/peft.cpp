@@ -5,6 +5,7 @@ namespace emend::workflow {
 
 SaveFormat save_peft() {
   SaveFormat format{"peft", "adapter", "adapter", "adapter folder, for PEFT"};
+  format.adapter = true;
   format.write = [](const SaveRequest& request) -> nlohmann::ordered_json {
     auto layers = nlohmann::ordered_json::array();
     for (const auto& layer : editors::export_peft(request.out, request.pack, request.model, request.peft))
