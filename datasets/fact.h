@@ -57,7 +57,8 @@ struct Fact {
   nlohmann::json extra = nlohmann::json::object();  ///< keys of the row that have no member here, as they were
   std::string source;                               ///< file name; "facts[]" for rows of a list, not of a text
   int64_t line = 0;                                 ///< 1-based line on which the row starts; 0 if not from a file
-  int64_t row = 0;  ///< 1-based number of the row in its file where others start on the same line; else 0
+  int64_t row = 0;          ///< 1-based number of the row in its file where others start on the same line; else 0
+  bool renumbered = false;  ///< an earlier row has the file's case_id, so this one is another
 
   /// The prompt with the subject in its place: "The Eiffel Tower is in the city of".
   [[nodiscard]] std::string full_prompt() const;

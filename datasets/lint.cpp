@@ -363,6 +363,10 @@ std::vector<Finding> lint_facts(const FactSet& facts, const std::vector<LintChec
                         "a row without a target, left out: " + row.text});
   for (size_t i = 0; i < facts.facts.size(); ++i) {
     Report report{facts.facts[i], i, findings};
+    if (facts.facts[i].renumbered)
+      report.add(Severity::kNote, "repeated-case-id",
+                 "an earlier row has this case_id, so results call the fact " + std::to_string(facts.facts[i].case_id) +
+                     "; give it a number of its own");
     for (const auto check : {check_controls, check_blanks, check_slot, check_target, check_probes})
       check(report, facts.facts[i]);
   }
@@ -418,6 +422,7 @@ const std::vector<LintInfo>& lint_checks() {
       {"unusable-row", "error: the row is not a fact (subject absent or repeated, wrong type, too long, …)"},
       {"no-facts", "error: there is no usable fact"},
       {"unread-key", "warning: a key is probably a slip of another; note: a key that means nothing in the format"},
+      {"repeated-case-id", "note: an earlier row has this case_id, so results give the fact another"},
       {"target-list", "warning: target_new is a list, of which the first is edited in, or the text of one"},
       {"contradiction",
        "error: the same prompt with another answer; warning: the same subject and relation_id with another answer"},

@@ -194,6 +194,7 @@ class Loader {
       }
       fact->case_id = highest;
       used.insert(highest);
+      fact->renumbered = true;
     }
     log.event(LogLevel::kWarning, "facts.case_ids",
               set_.path + ": " + std::to_string(repeated.size()) +

@@ -309,6 +309,8 @@ std::vector<HealthTask> load_health_tasks(const std::filesystem::path& folder, i
       if (path.filename() == "health_" + std::string(kind.name) + ".json")
         tasks.push_back(read_choices(path, kind, limit));
   for (auto task = tasks.begin(); task != tasks.end(); ++task) {
+    if (limit != 0 && task->texts.empty() && task->choices.empty())
+      throw Error(ErrorClass::kCorruption, {task->file, "no item", "at least one", "check the file, or take it away"});
     const auto other = std::find_if(tasks.begin(), task, [&](const auto& one) { return one.name == task->name; });
     if (other != task)
       refuse({folder.string(),

@@ -56,6 +56,9 @@ at::Tensor storable(const at::Tensor& value, at::ScalarType dtype, const std::st
   return stored;
 }
 
+// Share of a change: where less is left after rounding, the figures of the run that made it no longer hold.
+constexpr double kTooSmall = 0.9;
+
 // How much of a change is left after rounding, summed over weights: ⟨written, ΔW⟩ / ‖ΔW‖².
 struct Rounding {
   double projection = 0, square = 0;
@@ -294,6 +297,13 @@ std::vector<std::string> Ledger::apply(const std::vector<std::filesystem::path>&
     remove_unknown();
     throw;
   }
+  for (const auto& entry : entries)
+    if (!entry.whole())
+      log_.event(entry.survived < kTooSmall ? LogLevel::kWarning : LogLevel::kInfo, "ledger.rounding",
+                 entry.id + ": " + percent(entry.survived) +
+                     " of the change is left after rounding to the files' types" +
+                     (entry.survived < kTooSmall ? "; put so small a change into a float32 copy (emend convert)" : ""),
+                 {{"id", entry.id}, {"survived", entry.survived}});
   return {here.edits.begin() + static_cast<std::ptrdiff_t>(before), here.edits.end()};
 }
 

@@ -30,6 +30,9 @@ struct LedgerEntry {
   bool runtime = false;    ///< has parts beside the weights
   double survived = 1;     ///< share of the change that was left after rounding to the files' types (ApplyReport)
   std::vector<std::string> under;  ///< ids of the edits that were in force when it was made
+
+  /// Whether rounding to the files' types took nothing worth a word.
+  [[nodiscard]] bool whole() const { return survived >= 0.9999; }
 };
 
 /// Whether an edit in force in a model folder has parts beside the weights; false for anything that has no ledger.

@@ -38,8 +38,7 @@ void add_rows(at::Tensor rows_DF, const at::Tensor& delta_DF, const std::string&
   const double* values = host.const_data_ptr<double>();
   if (!std::isfinite(values[3])) {
     throw Error(ErrorClass::kNumeric,
-                {name, "the changed weight has NaN or infinite entries", "finite numbers",
-                 "lower the learning rate (v_lr, lr) or the clamp, or take more tokens for the statistics"});
+                {name, "the changed weight has NaN or infinite entries", "finite numbers", kTamerChange});
   }
   rows_DF.copy_(after);
   sums.weight += values[0];

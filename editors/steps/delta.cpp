@@ -89,8 +89,7 @@ bool WeightDelta::finite() const {
 void WeightDelta::require_finite() const {
   if (finite()) return;
   throw Error(ErrorClass::kNumeric,
-              {weight, "the change of this weight has NaN or infinite entries", "finite numbers",
-               "lower the learning rate (v_lr, lr) or the clamp, or take more tokens for the statistics"});
+              {weight, "the change of this weight has NaN or infinite entries", "finite numbers", kTamerChange});
 }
 
 std::vector<WeightDelta> merge_deltas(const std::vector<WeightDelta>& deltas) {

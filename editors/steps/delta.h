@@ -5,6 +5,10 @@
 
 namespace emend::editors {
 
+/// What to do about a change that is too large to be written.
+inline constexpr const char* kTamerChange =
+    "lower the learning rate (v_lr, lr) or the clamp, or take more tokens for the statistics";
+
 /// ΔW in paper orientation, W [D,F] acting as m = W k, whatever the checkpoint stores.
 ///   D output width · F input width · R rank
 struct WeightDelta {

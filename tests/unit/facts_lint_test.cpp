@@ -43,6 +43,8 @@ TEST(FactsLint, GoodFactsHaveNoFindings) {
 
 TEST(FactsLint, EachCheckFires) {
   EXPECT_EQ(found({row("{}  is in", "A", "b")}), Names{"whitespace@1"});
+  EXPECT_EQ(found({row("{} is in", "A", "b", {{"case_id", 7}}), row("{} is in", "B", "c", {{"case_id", 7}})}),
+            Names{"repeated-case-id@2"});
   EXPECT_EQ(found({row("{} is in ", "A", "b")}), Names{"whitespace@1"});
   EXPECT_EQ(found({row("{} is\u00a0in", "A", "b")}), Names{"whitespace@1"});
   EXPECT_EQ(found({row("{} is\nin", "A", "b")}), Names{"whitespace@1"});
@@ -282,7 +284,7 @@ TEST(FactsLint, MoreChecksComeFromOutside) {
 TEST(FactsLint, EveryCheckIsDocumented) {
   std::set<std::string> names;
   for (const LintInfo& check : lint_checks()) EXPECT_TRUE(names.insert(check.name).second);
-  EXPECT_EQ(names.size(), 23U);
+  EXPECT_EQ(names.size(), 24U);
 }
 
 TEST(FactsLint, RowsThatCannotBeReadAreNamedWhereNoneCanBe) {

@@ -12,8 +12,6 @@
 namespace emend::tools {
 namespace {
 
-constexpr double kWhole = 0.9999;  // of a change; less is shown
-
 struct LedgerArguments {
   ModelOptions model;
   std::vector<std::string> edits;
@@ -45,7 +43,7 @@ int print_ledger(const editors::Ledger& ledger, const std::string& folder, const
             counted(static_cast<size_t>(entry.facts), "fact");
     const bool more = static_cast<size_t>(entry.facts) > entry.subjects.size();
     if (!entry.subjects.empty()) text += "  (" + join(entry.subjects) + (more ? ", …)" : ")");
-    if (entry.survived < kWhole) text += "  " + percent(entry.survived) + " survived rounding";
+    if (!entry.whole()) text += "  " + percent(entry.survived) + " survived rounding";
     if (!entry.under.empty()) text += "  on top of " + join(entry.under);
     text += "\n";
   }

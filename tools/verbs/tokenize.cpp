@@ -13,7 +13,8 @@ namespace {
 
 struct TokenizeArguments {
   ModelOptions model;
-  std::string file, text;
+  std::string file;
+  std::vector<std::string> texts;
   bool add_special = false;
 };
 
@@ -50,9 +51,10 @@ void print_pieces(const models::Tokenizer& tokenizer, const std::string& text, b
 }
 
 int run_tokenize(const TokenizeArguments& options, const Common& common) {
-  if (options.file.empty() && options.text.empty()) refuse({"tokenize", "nothing to tokenize", "--file or --text", ""});
+  if (options.file.empty() && options.texts.empty())
+    refuse({"tokenize", "nothing to tokenize", "--file or --text", ""});
   const auto tokenizer = tokenizer_of(options.model);
-  const auto texts = options.file.empty() ? std::vector<std::string>{options.text} : read_strings(options.file);
+  const auto texts = options.file.empty() ? options.texts : read_strings(options.file);
   auto ids = nlohmann::json::array();
   for (const auto& text : texts) {
     if (common.json)
@@ -71,7 +73,7 @@ VerbRun setup_tokenize(Options& o) {
   o.add("--model", &options.model.model, "model folder, GGUF file or ORG/NAME; default: the bundled default model",
         {.type = "MODEL"})
       .add("--file", &options.file, "JSON array of strings", {.type = "FILE"})
-      .add("--text", &options.text, "one string", {.type = "TEXT", .excludes = "--file"})
+      .add("--text", &options.texts, "a string (repeatable)", {.type = "TEXT", .excludes = "--file"})
       .add("--add-special", &options.add_special, "add the tokens that the model expects around a text (BOS, …)");
   return [&options](Common& common) { return run_tokenize(options, common); };
 }
