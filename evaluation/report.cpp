@@ -299,6 +299,25 @@ json page_data(const RunReport& run) {
 
 }  // namespace
 
+// What tables and charts read of the metrics.
+static void require_figures(const json& results, const std::string& where) {
+  const auto damaged = [&](const std::string& key, const json& got, const char* expected) {
+    throw Error(ErrorClass::kCorruption,
+                {where + ": metrics" + key, shorten(got.dump(), 60), expected, "run again, or fetch the folder again"});
+  };
+  const json metrics = results.value("metrics", json::object());
+  if (!metrics.is_object()) damaged("", metrics, "an object");
+  for (const auto& info : metric_families())
+    for (const char* side : {"pre", "post"}) {
+      const json& figures = detail::member(metrics, {info.name, side});
+      const std::string place = "." + info.name + "." + side;
+      if (!figures.is_null() && !figures.is_object()) damaged(place, figures, "an object");
+      for (const auto& field : info.fields)
+        if (const json& value = detail::member(figures, {field.key}); !value.is_null() && !value.is_number())
+          damaged(place + "." + field.key, value, "a number");
+    }
+}
+
 RunReport load_run(const std::filesystem::path& folder) {
   if (!std::filesystem::is_directory(folder))
     throw Error(ErrorClass::kNotFound,
@@ -310,6 +329,10 @@ RunReport load_run(const std::filesystem::path& folder) {
     throw Error(ErrorClass::kCorruption,
                 {results.string(), "no results of a run", "what memit_edit and emend tune write",
                  "run again, or fetch the folder again"});
+  if (run.results["schema"] != 1)
+    throw Error(ErrorClass::kUnsupported, {results.string(), "schema " + shorten(run.results["schema"].dump(), 20),
+                                           "schema 1", "read it with the emend that wrote it"});
+  require_figures(run.results, results.string());
   if (const auto path = folder / "cases.jsonl"; std::filesystem::exists(path)) {
     std::istringstream lines(read_file(path));
     int64_t number = 0;

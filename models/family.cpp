@@ -186,14 +186,14 @@ devices::ModuleNames device_module_names(const FamilySpec& family, const ModelCo
 }
 
 void check_module_names(const FamilySpec& family, const ModelConfig& config, const NamedModules& names,
-                        const std::string& where) {
+                        const std::function<std::string(const char* key)>& where) {
   const auto check = [&](const char* key, const std::string& got, const std::vector<std::string>& accepted) {
     if (got.empty()) return;
     for (const std::string& name : accepted)
       if (!name.empty() && (got == name || stripped(got, family.base_prefix) == stripped(name, family.base_prefix)))
         return;
     const std::string& expected = accepted.front();
-    refuse({where + ": " + key, "\"" + got + "\"",
+    refuse({where(key) + ": " + key, "\"" + got + "\"",
             expected.empty() ? "no such module in family " + family.name
                              : "\"" + expected + "\" for family " + family.name,
             "use the hyper-parameter file of this model family, or leave the field out"});

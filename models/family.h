@@ -155,8 +155,8 @@ struct NamedModules {
 };
 /// Checks them against the family. Accepts names with or without the base prefix, and for the head also the embedding
 /// of a tied model and "lm_head" (transformer.wte, model.embed_tokens and lm_head all mean the head's weight). Throws
-/// Error(kInvalidArgument) with `where` (a file) and key, what was got and expected.
+/// Error(kInvalidArgument) with where(key) (a line of a file) and key, what was got and expected.
 void check_module_names(const FamilySpec& family, const ModelConfig& config, const NamedModules& names,
-                        const std::string& where);
+                        const std::function<std::string(const char* key)>& where);
 
 }  // namespace emend::models

@@ -48,8 +48,12 @@ at::Tensor map_tensor(const fs::path& path, int fd, const TensorInfo& info) {
 
 // False also for links that lead nowhere or in circles.
 bool is_there(const fs::path& path) {
-  std::error_code ignored;
-  return fs::exists(path, ignored);
+  std::error_code error;
+  const bool there = fs::exists(path, error);
+  if (error == std::errc::permission_denied)
+    throw Error(ErrorClass::kIo, {path.string(), "cannot be looked at (" + error.message() + ")",
+                                  "a folder that may be read", "change its permissions"});
+  return there;
 }
 
 // A folder from somewhere else must not make us read, and then copy into what is saved, files that are not its own. The

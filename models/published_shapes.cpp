@@ -153,7 +153,7 @@ nlohmann::json published_shape(const std::string& name, int64_t layers, int64_t 
     if (width > 0) set_width(config, name, width);
     return config;
   }
-  throw Error(ErrorClass::kNotFound, {"shapes", "no shape \"" + name + "\"", "the name of a published model",
+  throw Error(ErrorClass::kNotFound, {"shape", "\"" + name + "\"", "one of " + join(published_shape_names()),
                                       did_you_mean(name, published_shape_names())});
 }
 

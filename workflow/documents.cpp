@@ -169,6 +169,10 @@ std::string chance(double probability) {
   return "   (probability of the answer " + (probability < 0.001 ? "below 0.001" : fixed(probability, 3)) + ")\n";
 }
 
+std::string written(const std::string& continuation) {
+  return trimmed(continuation).empty() ? " (the text ends here)" : one_line(continuation);
+}
+
 // What the family "free" has read beside the edited prompt, a line a kind.
 std::string further_texts(const RunRecord& record, size_t fact) {
   std::string out;
@@ -176,8 +180,8 @@ std::string further_texts(const RunRecord& record, size_t fact) {
     return out;
   const nlohmann::json nothing, &before = record.before->cases[fact], &after = record.after->cases[fact];
   for (const auto& one : evaluation::further_texts(before.value("free", nothing), after.value("free", nothing)))
-    out += "    " + one.label + ": " + one_line(one.prompt) + " …" + one_line(one.after) + "   (before: …" +
-           one_line(one.before) + ")\n";
+    out += "    " + one.label + ": " + one_line(one.prompt) + " …" + written(one.after) + "   (before: …" +
+           written(one.before) + ")\n";
   return out;
 }
 
@@ -449,10 +453,10 @@ std::string summary_text(const RunRecord& record, const datasets::FactSet& facts
   if (!record.text_after.empty()) {
     out << "What the model says now (greedy)\n";
     for (size_t i = 0; i < record.text_after.size(); ++i) {
-      out << "  " << record.text_after[i].prompt << " …   asked for: " << facts.facts[i].target_new << '\n';
+      out << "  " << one_line(facts.facts[i].full_prompt()) << " …   asked for: " << facts.facts[i].target_new << '\n';
       if (i < record.text_before.size())
-        out << "    before  " << one_line(record.text_before[i].text) << chance(record.text_before[i].probability);
-      out << "    after   " << one_line(record.text_after[i].text) << chance(record.text_after[i].probability)
+        out << "    before  " << written(record.text_before[i].text) << chance(record.text_before[i].probability);
+      out << "    after   " << written(record.text_after[i].text) << chance(record.text_after[i].probability)
           << further_texts(record, i);
     }
     out << '\n';

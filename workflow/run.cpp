@@ -222,7 +222,7 @@ void Run::edit_all() {
   const size_t size = batch_size(), n = facts_.facts.size();
   for (size_t begin = done.size() * size; begin < n; begin += size) edit_batch(begin, std::min(n, begin + size));
   if (!options_.single() && !done.empty() && !done.back().outcomes.empty()) finish();
-  if (options_.lifelong() && record_.measured.edits() < static_cast<int64_t>(n)) measure(n);
+  if (options_.lifelong() && record_.measured.edits() < static_cast<int64_t>(in_force())) measure(in_force());
   record_.transfers = transfers.to_json();
   record_.statistics = session_->context().statistics->describe();
   record_.batches = done;
@@ -252,7 +252,20 @@ void Run::resume(std::vector<Batch> batches) {
     return;
   }
   record_.measured = checkpoint_->measured(done, lent_.log);
-  if (static_cast<size_t>(record_.measured.edits()) < done) evaluate_between(done);
+  if (const size_t held = std::min(done, in_force()); static_cast<size_t>(record_.measured.edits()) < held)
+    evaluate_between(held);
+}
+
+// The facts up to the batch at which the collapse guard stopped the run, which ends the curves; all of them if it did
+// not.
+size_t Run::in_force() const {
+  if (!session_->stopped()) return facts_.facts.size();
+  size_t facts = 0, last = 0;
+  for (const auto& batch : session_->results()) {
+    facts += batch.outcomes.size();
+    if (batch.failed() < std::ssize(batch.outcomes)) last = facts;
+  }
+  return last;
 }
 
 // The single protocol, while the edits of the facts [begin, end) are in force.
@@ -270,8 +283,12 @@ void Run::judge_alone(size_t begin, size_t end) {
 // What the editor does once, after the last batch.
 void Run::finish() {
   lent_.cancel.check("edit");
+  const double began = now();
   const Batch* result = session_->finish();
-  if (!result) return;
+  if (!result) {  // there was nothing to correct, which also took its time
+    record_.seconds["insert"] += now() - began;
+    return;
+  }
   finished(*result);
   lent_.log.event(LogLevel::kInfo, "edit.finish", "corrected the sum of all changes", result->to_json());
 }
@@ -294,7 +311,7 @@ void Run::edit_batch(size_t begin, size_t end) {
                       std::to_string(begin + 1) + "-" + std::to_string(end) + " of " +
                       std::to_string(facts_.facts.size()),
                   batch.to_json());
-  if (!options_.single()) evaluate_between(end);
+  if (!options_.single() && !session_->stopped()) evaluate_between(end);
 }
 
 // Processes insert the same targets with the same keys. Processors of different kinds round differently; what is saved
@@ -343,11 +360,7 @@ void Run::measure(size_t edits) {
   auto evaluate = evaluate_options(*model_, options_.metrics, lent_, options_.seed);
   evaluate.front = session_->front();
   auto entry = measure_sequence(*model_, facts_, edits, neutral_PV_, std::move(evaluate));
-  double seconds = 0;
-  for (const auto& batch : session_->results())
-    for (const char* phase : {"targets", "insert"})
-      if (const auto spent = batch.seconds.find(phase); spent != batch.seconds.end()) seconds += spent->second;
-  entry["seconds"] = seconds;
+  entry["seconds"] = record_.seconds["targets"] + record_.seconds["insert"];
   entry["peak_bytes"] = peak_bytes(*model_);
   std::string text;
   const auto cells = lifelong_cells(entry);

@@ -73,6 +73,7 @@ class Run {
   void evaluate_between(size_t edits);
   [[nodiscard]] bool due(size_t edits) const;
   void measure(size_t edits);
+  [[nodiscard]] size_t in_force() const;
   void evaluate_after();
   void save_outputs();
   void write_documents();

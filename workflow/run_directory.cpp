@@ -142,9 +142,10 @@ namespace {
 
 using editors::WeightDelta;
 
-// In a batch's document: the run; the file of every tensor of the editor's memory after the batch; what the guard read,
-// and how many readings there were before.
-constexpr const char *kRun = "run", *kMemory = "memory", *kReadings = "readings", *kReadBefore = "readings_before";
+// In a batch's document: the run; the batch's place in it; the file of every tensor of the editor's memory after the
+// batch; what the guard read, and how many readings there were before.
+constexpr const char *kRun = "run", *kIndex = "index", *kMemory = "memory", *kReadings = "readings",
+                     *kReadBefore = "readings_before";
 
 constexpr std::pair<const char*, at::Tensor WeightDelta::*> kParts[] = {
     {".left", &WeightDelta::left_DR}, {".right", &WeightDelta::right_FR}, {".dense", &WeightDelta::dense_DF}};
@@ -172,12 +173,15 @@ std::map<std::string, at::Tensor> load_tensors(const SafetensorsFile& file) {
 }
 
 // Tensors are stored under "<index>.left", "<index>.right" or "<index>.dense".
-Batch read_batch(const std::filesystem::path& path, const std::string& run) {
+Batch read_batch(const std::filesystem::path& path, const std::string& run, size_t index) {
   const SafetensorsFile file(path);
   const auto tensors = load_tensors(file);
   const auto document = nlohmann::json::parse(file.metadata().at("document"));
   if (document.value(kRun, "") != run)
     throw Error(ErrorClass::kCorruption, {path.string(), "a batch of another run", "one with this run's settings", ""});
+  if (document.value(kIndex, index) != index)
+    throw Error(ErrorClass::kCorruption,
+                {path.string(), "batch " + document[kIndex].dump(), "batch " + std::to_string(index), ""});
   std::vector<bool> low_rank;
   Batch batch = read_batch_document(document, low_rank);
   for (size_t i = 0; i < batch.deltas.size(); ++i)
@@ -191,7 +195,7 @@ Batch read_batch(const std::filesystem::path& path, const std::string& run) {
 // Names the first setting that is not as the run began with it, within others too.
 static void require_as_begun(const nlohmann::json& now, const nlohmann::json& then, const std::string& where) {
   for (const auto& [key, value] : now.items()) {
-    const auto before = then.is_object() ? then.value(key, nlohmann::json()) : nlohmann::json("no readable settings");
+    const auto before = then.value(key, nlohmann::json());
     if (before == value) continue;
     if (before.is_object() && value.is_object()) require_as_begun(value, before, where);
     refuse({where, "\"" + key + "\" is " + value.dump().substr(0, 80) + " now",
@@ -207,13 +211,15 @@ RunCheckpoint::RunCheckpoint(std::filesystem::path folder, nlohmann::json settin
     std::optional<JsonFault> unreadable;
     const std::string text = read_file(path);
     const auto old = parse_json(text, {}, unreadable);
-    if (old.is_object())
-      for (const auto& [key, changed] : {std::pair("facts_fingerprint", "the facts are others now"),
-                                         {"model_fingerprint", "the model is another one now"},
-                                         {"editor", "the editor is another one now"}})
-        if (settings.contains(key) && old.value(key, nlohmann::json()) != settings.at(key))
-          refuse({path.string(), changed, "what the run began with",
-                  "give the same model, facts and editor again, or start anew in another folder"});
+    if (!old.is_object())
+      throw Error(ErrorClass::kCorruption, {path.string(), "no readable settings", "the file that the run wrote",
+                                            "start anew in another folder"});
+    for (const auto& [key, changed] : {std::pair("facts_fingerprint", "the facts are others now"),
+                                       {"model_fingerprint", "the model is another one now"},
+                                       {"editor", "the editor is another one now"}})
+      if (settings.contains(key) && old.value(key, nlohmann::json()) != settings.at(key))
+        refuse({path.string(), changed, "what the run began with",
+                "give the same model, facts and editor again, or start anew in another folder"});
     require_as_begun(settings, old, path.string());
     run_ = sha256_hex(text);
     return;
@@ -259,7 +265,7 @@ std::vector<Batch> RunCheckpoint::load(const Log& log) const {
   while (std::filesystem::exists(batch_path(batches.size()))) {
     const auto path = batch_path(batches.size());
     try {
-      batches.push_back(read_batch(path, run_));
+      batches.push_back(read_batch(path, run_, batches.size()));
     } catch (const std::exception& error) {
       log.warning("checkpoint.damaged", path.string() + " cannot be used and is computed again (" + error.what() + ")");
       break;
@@ -290,6 +296,7 @@ void RunCheckpoint::save(size_t index, const Batch& batch, const SessionState& s
         tensors.emplace_back(std::to_string(i) + name, batch.deltas[i].*part);
   auto document = batch_document(batch);
   document[kRun] = run_;
+  document[kIndex] = index;
   const auto readings = std::span(state.readings).subspan(std::min(read_, state.readings.size()));
   document[kReadings] = mapped(readings, [](const auto& reading) { return evaluation::to_json(reading); });
   document[kReadBefore] = state.readings.size() - readings.size();

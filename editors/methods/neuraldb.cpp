@@ -50,7 +50,10 @@ class NeuralDb final : public RuntimeEditor {
     // Facts with one key can have one entry only.
     const TargetSpec spec = memit_targets(hparams_, model);
     const detail::Grouped grouped = detail::group_facts(rendered, /*merge_equal_keys=*/true, spec.steps);
-    const std::vector<Target> targets = optimise_targets(model, grouped.problems, spec, context);
+    const std::vector<Target> targets = [&] {
+      const PhaseTimer timer(result, "targets");
+      return optimise_targets(model, grouped.problems, spec, context);
+    }();
     const at::Tensor keys_NF =
         devices::to_host(average_keys(collect_at_lookup(model, rows, {{hooks::Site::kMlpDownIn, layer}}, context)[0],
                                       contexts, KeyWeighting::kByGroup));

@@ -27,7 +27,8 @@ void check_rewritten(const PmetHparams& h, const hparams::RawHparams& raw, const
                 {raw.where("rewrite_module_tmps"), std::to_string(h.rewrite_module_tmps.size()) + " matrices a layer",
                  "the MLP's output matrix alone", "leave the attention's matrix out"});
   for (const std::string& name : h.rewrite_module_tmps)
-    models::check_module_names(model.family(), model.config(), {"", "", "", name, "", ""}, raw.source());
+    models::check_module_names(model.family(), model.config(), {"", "", "", name, "", ""},
+                               [&](const char*) { return raw.where("rewrite_module_tmps"); });
 }
 
 LocateRecipe pmet_recipe(const PmetHparams& h, const RecipeInputs& in) {

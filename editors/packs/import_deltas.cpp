@@ -41,6 +41,10 @@ class Importer {
       if (!delta.finite())
         refuse(ErrorClass::kCorruption, "a change of " + delta.weight + " with NaN or infinite entries",
                "finite numbers");
+    for (const auto& delta : deltas_)
+      if (!std::isfinite(delta.norm()))
+        refuse(ErrorClass::kCorruption, "a change of " + delta.weight + " whose norm is beyond all numbers",
+               "a change that can be written");
     return std::move(deltas_);
   }
 
@@ -107,6 +111,9 @@ class Importer {
     const auto found = entry.second.find(name);
     if (found == entry.second.end())
       refuse(ErrorClass::kCorruption, entry.first + " without " + name, "both of a pair");
+    if (!found->second.is_floating_point())
+      refuse(ErrorClass::kCorruption, entry.first + " of type " + c10::toString(found->second.scalar_type()),
+             "floating-point numbers");
     return found->second;
   }
 
@@ -169,9 +176,10 @@ class Importer {
     if (config.value("use_dora", json(false)) == true || config.value("bias", json("none")) != "none")
       refuse(ErrorClass::kUnsupported, "DoRA, or trained biases", "a plain LoRA adapter");
     refuse_other_bases(config);
-    // PEFT takes the first pattern that fits, in the order of the file.
-    const auto patterns = nlohmann::ordered_json::parse(read_file(source_ / "adapter_config.json"))
-                              .value("alpha_pattern", nlohmann::ordered_json::object());
+    for (const char* key : {"use_rslora", "fan_in_fan_out"})
+      if (const json flag = config.value(key, json(false)); !flag.is_boolean() && !flag.is_null())
+        refuse(ErrorClass::kCorruption, std::string(key) + ": " + flag.dump(), "true or false");
+    const auto ordered = nlohmann::ordered_json::parse(read_file(source_ / "adapter_config.json"));
     const SafetensorsFile file(source_ / "adapter_model.safetensors");
     Parts parts;
     for (const auto& [name, info] : file.tensors()) {
@@ -184,8 +192,7 @@ class Importer {
     for (const auto& entry : parts) {
       const at::Tensor a_RF = part(entry, "lora_A.weight"), b_DR = part(entry, "lora_B.weight");
       if (a_RF.dim() != 2) refuse(ErrorClass::kCorruption, entry.first + ": lora_A is no matrix", "[rank, inputs]");
-      add_factors(entry.first + ".weight", b_DR.to(at::kDouble) * scale(config, patterns, entry.first, a_RF.size(0)),
-                  a_RF.t());
+      add_factors(entry.first + ".weight", b_DR.to(at::kDouble) * scale(ordered, entry.first, a_RF.size(0)), a_RF.t());
     }
   }
 
@@ -204,19 +211,26 @@ class Importer {
     }
   }
 
-  // lora_alpha / r, or / √r; the keys of alpha_pattern are regular expressions of the end of a module's name.
-  double scale(const json& config, const nlohmann::ordered_json& patterns, const std::string& module,
-               int64_t rank) const {
-    json alpha = config.value("lora_alpha", json());
-    const std::string where = source_.string() + ", alpha_pattern";
+  // The value for a module. PEFT takes the first pattern that fits, in the order of the file; its keys are regular
+  // expressions of the end of a module's name.
+  json value_for(const nlohmann::ordered_json& config, const char* key, const char* patterns,
+                 const std::string& module) const {
+    const auto by_name = config.value(patterns, nlohmann::ordered_json());
+    const std::string where = source_.string() + ", " + patterns;
     size_t begin = 0, end = 0;
-    if (patterns.is_object())
-      for (const auto& [name, value] : patterns.items())
-        if (Regex("^(?:.*\\.)?(?:" + name + ")$", where).match(module, 0, begin, end)) {
-          alpha = value;
-          break;
-        }
+    if (by_name.is_object())
+      for (const auto& [name, value] : by_name.items())
+        if (Regex("^(?:.*\\.)?(?:" + name + ")$", where).match(module, 0, begin, end)) return value;
+    return config.value(key, nlohmann::ordered_json());
+  }
+
+  // lora_alpha / r, or / √r.
+  double scale(const nlohmann::ordered_json& config, const std::string& module, int64_t rank) const {
+    const json alpha = value_for(config, "lora_alpha", "alpha_pattern", module);
     if (!alpha.is_number() || rank < 1) refuse(ErrorClass::kCorruption, "no lora_alpha for " + module, "a number");
+    if (const json said = value_for(config, "r", "rank_pattern", module); !said.is_null() && said != rank)
+      refuse(ErrorClass::kCorruption, "factors of rank " + std::to_string(rank) + " for " + module,
+             "rank " + said.dump() + ", as adapter_config.json says");
     const auto r = static_cast<double>(rank);
     return alpha.get<double>() / (config.value("use_rslora", json(false)) == true ? std::sqrt(r) : r);
   }

@@ -3,6 +3,7 @@
 #include <emend/core/error.h>
 #include <emend/core/json.h>
 #include <emend/core/mapped.h>
+#include <emend/core/sha256.h>
 #include <emend/core/text.h>
 #include <emend/editors/detail/ledger_state.h>
 #include <emend/models/checkpoint.h>
@@ -33,15 +34,25 @@ std::vector<std::string> read_ids(const nlohmann::json& list, const StoredState&
   return ids;
 }
 
+// Of everything else in the file: what it says of the packs must not be believed in part.
+std::string checksum_of(const nlohmann::json& state) {
+  return sha256_hex(state.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+}
+
 }  // namespace
 
 StoredState read_state(const std::filesystem::path& path) {
   try {
-    const auto json = read_json(path, {.expected = "the file that emend wrote",
-                                       .advice = "restore the folder from its source and apply the packs again"});
-    if (json.at("version").get<int>() > kLedgerVersion)
+    auto json = read_json(path, {.expected = "the file that emend wrote",
+                                 .advice = "restore the folder from its source and apply the packs again"});
+    if (json.at("version") > kLedgerVersion)
       throw Error(ErrorClass::kUnsupported,
                   {path.string(), "version " + json.at("version").dump(), "version 1", "use a newer emend"});
+    if (const auto sum = json.find("checksum"); sum != json.end()) {  // files of earlier versions have none
+      const std::string written = *sum;
+      json.erase(sum);
+      if (written != checksum_of(json)) throw std::runtime_error("it was changed by hand, or in part");
+    }
     StoredState state;
     state.base = json.at("base").get<std::string>();
     for (const auto& [id, entry] : json.at("packs").items()) {
@@ -80,6 +91,7 @@ std::string StoredState::text() const {
   }
   nlohmann::json state = {{"version", kLedgerVersion}, {"base", base}, {"active", active}, {"packs", packs}};
   if (pending) state["pending"] = *pending;
+  state["checksum"] = checksum_of(state);
   return state.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 

@@ -243,12 +243,13 @@ std::vector<std::string> weights_of_module(const models::Model& model, int layer
 void check_finetune(const FineTuneHparams& hparams, const hparams::RawHparams& raw, const models::Model& model) {
   require_layers(hparams.layers, model, raw);
   for (const int64_t layer : hparams.layers)
-    (void)weights_of_module(model, static_cast<int>(layer), hparams.modules.rewrite_module_tmp, raw.source());
+    (void)weights_of_module(model, static_cast<int>(layer), hparams.modules.rewrite_module_tmp,
+                            raw.where("rewrite_module_tmp"));
   const auto& names = hparams.modules;
   models::check_module_names(model.family(), model.config(),
                              {names.layer_module_tmp, names.attn_module_tmp, names.mlp_module_tmp, "",
                               names.ln_f_module, names.lm_head_module},
-                             raw.source());
+                             [&](const char* key) { return raw.where(key); });
 }
 
 }  // namespace emend::editors

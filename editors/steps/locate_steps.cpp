@@ -324,7 +324,7 @@ void check_locate_hparams(const hparams::LocateHparams& hparams, const models::M
   models::check_module_names(model.family(), model.config(),
                              {names.layer_module_tmp, names.attn_module_tmp, names.mlp_module_tmp,
                               names.rewrite_module_tmp, names.ln_f_module, names.lm_head_module},
-                             raw.source());
+                             [&](const char* key) { return raw.where(key); });
 }
 
 const ContextTemplates& ensure_contexts(const models::Model& model, const hparams::LocateHparams& hparams,

@@ -119,13 +119,15 @@ struct detail::CorpusState {
     return sha256_hex(parts.dump());
   }
 
-  // Nothing where a file of the cache is damaged, which the log is told.
+  // Nothing where a file of the cache is damaged or cannot be read, which the log is told.
   template <class Read>
   auto unless_damaged(const Read& read) const -> decltype(read()) {
     try {
       return read();
     } catch (const Error& error) {
-      if (error.error_class() != ErrorClass::kCorruption && error.error_class() != ErrorClass::kUnsupported) throw;
+      if (error.error_class() != ErrorClass::kCorruption && error.error_class() != ErrorClass::kUnsupported &&
+          error.error_class() != ErrorClass::kIo)
+        throw;
       options.log.warning("statistics.damaged", std::string(error.what()) + "; computing it again");
       return std::nullopt;
     }

@@ -52,6 +52,7 @@ const el = (name, attributes, ...children) => fill(document.createElement(name),
 const svg = (name, attributes, ...children) =>
   fill(document.createElementNS('http://www.w3.org/2000/svg', name), attributes, children);
 const bdi = words => el('bdi', null, words);  // its own direction of writing
+const written = words => '…' + (words.trim() ? words : ' (the text ends here)');
 const section = (title, ...inside) => el('section', null, el('h2', null, title), inside);
 const tile = (name, value, note) =>
   el('div', {class: 'tile'}, el('span', {class: 'soft small'}, name), el('b', null, value), el('span', {class: 'soft small'}, note));
@@ -296,14 +297,14 @@ function card(one) {
   const meter = (name, p, index) => number(p) === null ? null : el('div', {class: 'prob'}, el('span', null, name),
       el('span', {class: 'meter'}, piece(p, index)), el('span', null, 'p ' + probability(p)));
   const said = when => one[when] === undefined ? null : el('div', {class: 'said'}, el('span', {class: 'tag'}, when),
-      el('span', null, el('span', {class: when}, '…' + one[when])));
+      el('span', null, el('span', {class: when}, written(one[when]))));
   return el('div', {class: one.reason ? 'card failed' : 'card'},
             el('p', null, el('b', null, bdi(one.prompt)), el('span', {class: 'soft'}, ' → ', bdi(one.target))),
             one.reason ? el('p', {class: 'reason'}, one.reason) : null, said('before'), said('after'),
             meter('before', one.p_before, 7), meter('after', one.p_after, 0),
             (one.more ?? []).map(more => el('div', {class: 'more'},
                 el('p', {class: 'small'}, el('span', {class: 'soft'}, more.label + ': '), bdi(more.prompt)),
-                el('p', {class: 'small'}, el('span', {class: 'soft'}, bdi('…' + more.before)), ' → ', bdi('…' + more.after)))));
+                el('p', {class: 'small'}, el('span', {class: 'soft'}, bdi(written(more.before))), ' → ', bdi(written(more.after))))));
 }
 function wordsSection() {
   const cards = data.cards.shown, first = 12;

@@ -39,7 +39,12 @@ double on_real(const std::string& op, double a, double b) {
   if (op == "+") return a + b;
   if (op == "-") return a - b;
   if (op == "*") return a * b;
-  if (op == "**") return std::pow(a, b);
+  if (op == "**") {
+    if (a == 0 && b < 0) throw Fault{"a division by zero"};
+    const double power = std::pow(a, b);
+    if (std::isfinite(a) && std::isfinite(b) && !std::isfinite(power)) throw Fault{"a power that is no number"};
+    return power;
+  }
   if (b == 0) throw Fault{"a division by zero"};
   if (op == "/") return a / b;
   const double rest = std::fmod(a, b), positive = rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;

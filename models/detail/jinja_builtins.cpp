@@ -162,7 +162,9 @@ Value as_whole(Work&, const Value& value, Arguments& arguments) {
     if (const auto whole = number_in<int64_t>(digits)) return {*whole};
     real = number_in<double>(digits);
   }
-  return real && std::abs(*real) < 9e18 ? Value{static_cast<int64_t>(*real)} : otherwise;
+  if (!real || std::isnan(*real) || (value.text() && std::isinf(*real))) return otherwise;
+  if (std::abs(*real) >= 9e18) throw Fault{"a number that does not fit into 64 bits"};
+  return {static_cast<int64_t>(*real)};
 }
 
 Value reversed(Work& work, const Value& value, Arguments&) {
@@ -326,6 +328,10 @@ Value Arguments::take(std::string_view name, Value otherwise) {
   Value value = given->second;
   named.erase(given);
   return value;
+}
+
+bool Arguments::has(std::string_view name) const {
+  return taken < list.size() || std::ranges::find(named, name, &Dict::value_type::first) != named.end();
 }
 
 bool Arguments::take_flag(std::string_view name, bool otherwise) {

@@ -17,10 +17,19 @@ std::string changed(std::string_view text, const std::function<char32_t(char32_t
   for (const auto character : characters(text)) append_utf8(result, change(decode_utf8(character.data())));
   return result;
 }
-char32_t upper(char32_t c) {
-  return static_cast<char32_t>(utf8proc_toupper(static_cast<utf8proc_int32_t>(c)));
+// Python writes these with several letters (SpecialCasing.txt of Unicode), or by what stands around them.
+[[noreturn]] void letters() {
+  throw Fault{"the other case of a letter that has several letters there"};
+}
+char32_t upper(char32_t c, utf8proc_int32_t (*change)(utf8proc_int32_t) = utf8proc_toupper) {
+  static constexpr char32_t kAlone[] = {0xDF, 0x149, 0x1F0, 0x390, 0x3B0, 0x587};
+  if (std::ranges::find(kAlone, c) != std::end(kAlone) || (c >= 0x1E96 && c <= 0x1E9A) ||
+      (c >= 0x1F50 && c <= 0x1FFC) || (c >= 0xFB00 && c <= 0xFB17))
+    letters();
+  return static_cast<char32_t>(change(static_cast<utf8proc_int32_t>(c)));
 }
 char32_t lower_of(char32_t c) {
+  if (c == 0x130 || c == 0x3A3) letters();  // a dotted capital I, a sigma that may be a word's last
   return static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c)));
 }
 
@@ -74,7 +83,7 @@ Value parts_of_text(Work& work, const std::vector<std::string_view>& parts) {
 
 Value splitting(Work& work, const std::string& text, Arguments& arguments, bool right) {
   const auto by = optional_text(arguments, "sep");
-  work.step(by ? 0 : text.size() / 8);
+  by ? work.search(text, *by) : work.step(text.size() / 8);
   return parts_of_text(work, split(text, by, arguments.take_whole("maxsplit", -1), right));
 }
 
@@ -114,7 +123,9 @@ using Method = Value (*)(Work&, const std::string&, Arguments&);
 
 template <bool left, bool right>
 Value stripped(Work& work, const std::string& text, Arguments& arguments) {
-  return work.text(std::string(strip(text, optional_text(arguments, "chars"), left, right)));
+  const auto of = optional_text(arguments, "chars");
+  work.search(text, of.value_or(""));
+  return work.text(std::string(strip(text, of, left, right)));
 }
 
 const std::map<std::string_view, Method>& text_methods() {
@@ -134,6 +145,7 @@ const std::map<std::string_view, Method>& text_methods() {
       {"replace",
        [](Work& w, const std::string& t, Arguments& a) {
          const std::string from = a.take_text("old"), to = a.take_text("new");
+         w.search(t, from);
          return w.text(replaced(t, from, to, a.take_whole("count", -1)));
        }},
       {"join", [](Work& w, const std::string& t, Arguments& a) { return w.text(joined(w, t, a.take("iterable"))); }},
@@ -184,21 +196,14 @@ std::string now(const std::string& format) {
 }
 
 // dict(a=1), dict(other, a=1), namespace(…)
-Dict given_values(Arguments& arguments) {
+Dict given_values(Work& work, Arguments& arguments) {
   Dict values;
   if (!arguments.list.empty()) {
     const Value first = arguments.take("");
     if (!first.dict()) throw Fault{"a dict of " + type_name(first)};
     values = *first.dict();
   }
-  for (auto& [name, value] : std::exchange(arguments.named, {})) {
-    const auto entry = std::ranges::find(values, name, &Dict::value_type::first);
-    if (entry == values.end()) {
-      values.emplace_back(name, value);
-    } else {
-      entry->second = value;
-    }
-  }
+  for (auto& [name, value] : std::exchange(arguments.named, {})) put(work, values, name, value);
   return values;
 }
 
@@ -226,8 +231,8 @@ bool is_function(std::string_view name) {
 Value call_function(Work& work, const std::string& name, Arguments& arguments) {
   Value result;
   if (name == "range") result = range(work, arguments);
-  if (name == "namespace") result = work.space(given_values(arguments));
-  if (name == "dict") result = work.dict(given_values(arguments));
+  if (name == "namespace") result = work.space(given_values(work, arguments));
+  if (name == "dict") result = work.dict(given_values(work, arguments));
   if (name == "strftime_now") result = work.text(now(arguments.take_text("format")));
   if (name == "raise_exception") throw Fault{str(arguments.take("message")), true};
   arguments.done();
@@ -257,7 +262,7 @@ std::string_view strip(std::string_view text, const std::optional<std::string>& 
 }
 
 std::string upper_case(std::string_view text) {
-  return changed(text, upper);
+  return changed(text, [](char32_t c) { return upper(c); });
 }
 std::string lower_case(std::string_view text) {
   return changed(text, lower_of);
@@ -265,7 +270,8 @@ std::string lower_case(std::string_view text) {
 
 std::string capitalized(std::string_view text) {
   bool first = true;
-  return changed(text, [&](char32_t c) { return std::exchange(first, false) ? upper(c) : lower_of(c); });
+  return changed(text,
+                 [&](char32_t c) { return std::exchange(first, false) ? upper(c, utf8proc_totitle) : lower_of(c); });
 }
 
 std::vector<std::string> split_lines(std::string_view text) {

@@ -1,5 +1,6 @@
 // A parsed template as text.
 #include <emend/core/error.h>
+#include <emend/core/text.h>
 #include <emend/core/utf8.h>
 #include <emend/models/detail/jinja.h>
 #include <emend/models/detail/jinja_node.h>
@@ -128,13 +129,16 @@ class Renderer {
       }
       items.push_back(std::move(item));
     }
+    bool whole = false;  // a turn ran to its end: `else` is for loops without one, as in Jinja
     for (size_t i = 0; i < items.size(); ++i) {
       const Inside inside(scope_, outer);
       assign(node.kids[0], items[i]);
       scope_->values["loop"] = loop_value(items, i);
-      if (execute(node.kids[3]) == Flow::kBreak) break;
+      const Flow flow = execute(node.kids[3]);
+      if (flow == Flow::kBreak) break;
+      whole = whole || flow == Flow::kOn;
     }
-    if (items.empty()) {
+    if (!whole) {
       const Inside inside(scope_, outer);
       (void)execute(node.kids[4]);
     }
@@ -168,15 +172,7 @@ class Renderer {
     }
   }
 
-  void set(Space& space, const std::string& name, const Value& value) {
-    work_.read({std::make_shared<const List>()});
-    for (auto& [key, held] : space.values)
-      if (key == name) {
-        held = value;
-        return;
-      }
-    space.values.emplace_back(name, value);
-  }
+  void set(Space& space, const std::string& name, const Value& value) { put(work_, space.values, name, value); }
 
   Value variable(const std::string& name) const {
     for (const Scope* scope = scope_.get(); scope; scope = scope->outer.get())
@@ -282,8 +278,7 @@ class Renderer {
     for (size_t i = 0; i < node.kids.size(); i += 2) {
       const Value key = evaluate(node.kids[i]);
       if (!key.text()) throw Fault{"a dict with a key that is no text"};
-      std::erase_if(values, [&](const auto& one) { return one.first == *key.text(); });
-      values.emplace_back(*key.text(), evaluate(node.kids[i + 1]));
+      put(work_, values, *key.text(), evaluate(node.kids[i + 1]));
     }
     return work_.dict(std::move(values));
   }
@@ -308,9 +303,9 @@ class Renderer {
     if (!outer) throw Fault{"a macro called outside of where it was defined"};
     const Inside inside(scope_, outer);
     for (const auto& [name, otherwise] : macro.macro->named) {
-      Value value = given.take(name);
-      if (value.undefined() && otherwise.kind != Kind::kNothing) value = evaluate(otherwise);
-      scope_->values[name] = std::move(value);
+      work_.step(given.named.size() / 16);
+      const bool missing = !given.has(name) && otherwise.kind != Kind::kNothing;
+      scope_->values[name] = missing ? evaluate(otherwise) : given.take(name);
     }
     given.done();
     return work_.text(captured(macro.macro->kids[0]));
@@ -346,8 +341,8 @@ std::string Jinja::render(const nlohmann::ordered_json& variables) const {
     return renderer.run(*root_, variables);
   } catch (const jinja::Fault& fault) {
     const std::string where = where_ + ":" + std::to_string(renderer.line());
-    if (fault.raised) throw Error(ErrorClass::kInvalidArgument, {where, fault.what, "", ""});
-    throw Error(ErrorClass::kUnsupported, {where, fault.what, "what a chat template can compute", ""});
+    if (fault.raised) throw Error(ErrorClass::kInvalidArgument, {where, shorten(fault.what, 500), "", ""});
+    throw Error(ErrorClass::kUnsupported, {where, shorten(fault.what, 500), "what a chat template can compute", ""});
   }
 }
 

@@ -266,6 +266,20 @@ void Work::read(const Value& value) {
   step(1 + (list ? list->items.size() : dict ? dict->size() : text ? text->size() / 64 : 0));
 }
 
+void Work::search(std::string_view in, std::string_view what) {
+  step(in.size() / 64 * (1 + what.size() / 64));
+}
+
+void put(Work& work, Dict& dict, const std::string& key, Value value) {
+  work.step(1 + dict.size() / 16);
+  const auto entry = std::ranges::find(dict, key, &Dict::value_type::first);
+  if (entry == dict.end()) {
+    dict.emplace_back(key, std::move(value));
+  } else {
+    entry->second = std::move(value);
+  }
+}
+
 std::string type_name(const Value& value) {
   static constexpr const char* kNames[] = {"undefined", "None", "bool", "int",      "float",
                                            "str",       "list", "dict", "function", "namespace"};
@@ -354,6 +368,7 @@ bool contains(Work& work, const Value& all, const Value& one) {
   work.read(all);
   if (const auto* text = all.text()) {
     if (!one.text()) wrong_operands("in", one, all);
+    work.search(*text, *one.text());
     return text->find(*one.text()) != text->npos;
   }
   if (const Dict* dict = all.dict()) return one.text() && found(*dict, *one.text());

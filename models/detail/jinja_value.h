@@ -82,6 +82,8 @@ class Work {
   [[nodiscard]] Value from_json(const nlohmann::ordered_json& json);
   /// Steps for reading a value once.
   void read(const Value& value);
+  /// Steps for looking for a text, or for one of its characters, in another.
+  void search(std::string_view in, std::string_view what);
 
  private:
   size_t steps_ = 0, bytes_ = 0;
@@ -97,8 +99,12 @@ struct Arguments {
   [[nodiscard]] bool take_flag(std::string_view name, bool otherwise);
   [[nodiscard]] int64_t take_whole(std::string_view name, int64_t otherwise);
   [[nodiscard]] std::string take_text(std::string_view name, const char* otherwise = nullptr);
+  [[nodiscard]] bool has(std::string_view name) const;  ///< whether take(name) has something to take
   void done() const;
 };
+
+/// What Python's dict[key] = value does: an earlier value keeps its place.
+void put(Work& work, Dict& dict, const std::string& key, Value value);
 
 inline constexpr size_t kMostBytes = 16U << 20;  ///< of one text
 

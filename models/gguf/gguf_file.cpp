@@ -240,6 +240,12 @@ class GgufFile::Parser {
       if (order[i - 1]->offset + order[i - 1]->bytes > order[i]->offset)
         corrupt("tensors " + in_quotes(order[i - 1]->name) + " and " + in_quotes(order[i]->name) + " overlap",
                 "tensors that do not share bytes");
+    // Bytes behind the last one: the alignment is not that of the writer, and every tensor would be shifted.
+    const uint64_t end = order.back()->offset + order.back()->bytes, step = std::max<uint64_t>(gguf_.alignment_, 32);
+    if (size_ > end + step - 1)
+      corrupt(std::to_string(size_ - end) + " bytes behind the last tensor, with an alignment of " +
+                  std::to_string(gguf_.alignment_),
+              "a file that ends with its tensors");
   }
 
   GgufFile& gguf_;

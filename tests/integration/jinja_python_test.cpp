@@ -53,6 +53,11 @@ const std::vector<std::string>& templates() {
       // Loops
       "{% for m in messages %}{{ loop.index }}{{ loop.index0 }}{{ loop.revindex }}{{ loop.revindex0 }}{{ loop.first }}"
       "{{ loop.last }}{{ loop.length }};{% else %}none{% endfor %}",
+      "{% for m in messages %}{{ m.role }}{% break %}{% else %}none{% endfor %}",
+      "{% for m in messages %}{% continue %}{% else %}none{% endfor %}",
+      "{% macro m(z='d') %}[{{ z }}]{% endmacro %}{{ m(absent) }}{{ m() }}{{ m(z=absent) }}",
+      "{% set d = {'a': 1, 'b': 2, 'a': 3} %}{{ d }}{{ 'ǆx' | capitalize }}{{ 'ǆx' | upper }}{{ 'x' | int(7) }}{{ "
+      "'inf' | int }}",
       "{% for m in messages if m.role != 'system' %}{{ loop.index }}{{ m.content }}{% else %}none{% endfor %}",
       "{% for m in messages %}{{ loop.previtem.role if not loop.first else '-' }}>{{ loop.nextitem.role if "
       "loop.nextitem "

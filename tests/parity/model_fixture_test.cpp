@@ -85,7 +85,8 @@ TEST_P(ModelFixture, ConformsOnOneDeviceAndOnThree) {
     suite.edit_site_is_oriented(kTolerance);
     const ModuleNames& m = suite.model().family().modules;
     check_module_names(suite.model().family(), suite.model().config(),
-                       {m.layer, m.attn, m.mlp, m.rewrite, m.ln_f, m.lm_head}, "test.yaml");
+                       {m.layer, m.attn, m.mlp, m.rewrite, m.ln_f, m.lm_head},
+                       [](const char*) { return std::string("test.yaml"); });
     for (int l = 0; suite.model().config().no_edit_site.empty() && l < suite.model().n_layers(); ++l) {
       std::string weight = m.rewrite + ".weight";
       weight.replace(weight.find("{}"), 2, std::to_string(l));

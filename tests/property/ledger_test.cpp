@@ -152,6 +152,11 @@ TEST_P(LedgerTest, FinishesAnInterruptedChange) {
   const auto state_path = model() / ".emend" / "ledger.json";
   auto state = nlohmann::json::parse(read_file(state_path));
   state["pending"] = nlohmann::json::array();
+  auto believed = state;
+  believed["packs"][id]["weights"] = nlohmann::json::array();
+  write_file(state_path, believed.dump());
+  EXPECT_THROW((void)Ledger(model()), Error) << "a list that was changed by hand";
+  state.erase("checksum");  // as earlier versions wrote it
   write_file(state_path, state.dump());
   EXPECT_EQ(read_file(weights()), edited);
   EXPECT_THROW((void)lineage_of(model()), Error) << "nobody knows what the weights hold";

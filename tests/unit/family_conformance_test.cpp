@@ -146,9 +146,11 @@ TEST_P(Family, ModuleNamesAreAcceptedAndCheckedWell) {
   const Model model = load_model(checkpoint());
   const ModuleNames& m = model.family().modules;
   NamedModules names{m.layer, m.attn, m.mlp, m.rewrite, m.ln_f, m.lm_head};
-  check_module_names(model.family(), model.config(), names, "test.yaml");
+  check_module_names(model.family(), model.config(), names, [](const char*) { return std::string("test.yaml"); });
   names.rewrite_module_tmp = "model.layers.{}.mlp.nothing";
-  EXPECT_THROW(check_module_names(model.family(), model.config(), names, "test.yaml"), Error);
+  EXPECT_THROW(
+      check_module_names(model.family(), model.config(), names, [](const char*) { return std::string("test.yaml"); }),
+      Error);
   if (model.config().no_edit_site.empty()) {
     std::string weight = m.rewrite + ".weight";
     weight.replace(weight.find("{}"), 2, "1");

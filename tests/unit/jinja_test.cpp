@@ -82,12 +82,18 @@ TEST(Jinja, ErrorsHaveTheirLine) {
                              "\n{% for x in none %}{% endfor %}",
                              "\n{% set x.y = 1 %}",
                              "\n{{ [1].append(2) }}",
-                             "\n{% for a, b in [1, 2] %}{% endfor %}"}) {
+                             "\n{% for a, b in [1, 2] %}{% endfor %}",
+                             "\n{{ '99999999999999999999' | int }}",
+                             "\n{{ 0 ** -1 }}",
+                             "\n{{ (-8) ** 0.5 }}",
+                             "\n{{ 'Straße' | upper }}",
+                             "\n{{ 'ΑΣ' | lower }}"}) {
     const std::string what = refused(source);
     EXPECT_TRUE(what.starts_with("chat template:2: ")) << source << ": " << what;
   }
   EXPECT_EQ(refused("a\n{{ raise_exception('no ' ~ 'tools') }}", ErrorClass::kInvalidArgument),
             "chat template:2: no tools");
+  EXPECT_LT(refused("{{ raise_exception('x' * 9999999) }}", ErrorClass::kInvalidArgument).size(), 1000U);
   refused("{{ x }}", ErrorClass::kInvalidArgument, {{"x", "\xFF"}});
   refused("\xFF");
 }
@@ -100,7 +106,18 @@ TEST(Jinja, HostileTemplatesEnd) {
     return all;
   };
   const std::string endless = "{% for a in range(99999) %}{% for b in range(99999) %}";
+  std::string keys, attributes;
+  for (int i = 0; i < 40'000; ++i) {
+    keys += "'" + std::to_string(i) + "':1,";
+    attributes += "{% set s.a" + std::to_string(i) + " = 1 %}";
+  }
   const std::vector<std::string> sources = {
+      "{% set a = 'a' * 16000000 %}{% set b = 'a' * 8000000 ~ 'b' %}{{ b in a }}",
+      "{% set a = 'a' * 16000000 %}{% set b = 'a' * 8000000 ~ 'b' %}{{ a.replace(b, 'x') }}",
+      "{% set a = 'a' * 1000000 %}{% set b = 'a' * 500000 ~ 'b' %}{{ a.split(b) }}",
+      "{% set a = 'a' * 1000000 %}{% set b = 'b' * 1000000 ~ 'a' %}{{ a.strip(b) }}",
+      "{% set d = {" + keys + "} %}",
+      "{% set s = namespace() %}" + attributes,
       endless + "{% endfor %}{% endfor %}",
       "{{ 'a' * 999999999 }}",
       "{{ [0] * 999999999999 }}",

@@ -268,7 +268,8 @@ TEST(ModuleNames, AcceptsWhatTheHyperParameterFilesWrite) {
   const auto check = [](const char* family, const NamedModules& names, bool tied = false) {
     Json config = testing::debug_config(family);
     if (tied) config["tie_word_embeddings"] = true;
-    check_module_names(family_named(family), parse_config(config, "x"), names, "file.yaml");
+    check_module_names(family_named(family), parse_config(config, "x"), names,
+                       [](const char*) { return std::string("file.yaml"); });
   };
   check("gpt2", {"transformer.h.{}", "transformer.h.{}.attn", "transformer.h.{}.mlp", "transformer.h.{}.mlp.c_proj",
                  "transformer.ln_f", "transformer.wte"});

@@ -31,6 +31,16 @@ class RunTest : public ::testing::Test {
             .eval_at = {"each"},
             .out = (folder_.path() / out).string()};
   }
+  static datasets::FactSet four_facts() {
+    auto facts = datasets::load_facts(fixture("/facts.jsonl"));
+    for (const char* subject : {"The Elbe", "Kenya"}) {
+      facts.facts.push_back(facts.facts[0]);
+      facts.facts.back().subject = subject;
+      facts.facts.back().case_id = std::ssize(facts.facts);
+    }
+    facts.fingerprint.clear();
+    return facts;
+  }
   testing::TemporaryFolder folder_{"run"};
 };
 
@@ -137,13 +147,7 @@ TEST_F(RunTest, GoesOnAfterAnInterruption) {
 // Interrupted after two of four batches, by editors with and without a memory; the text that `latch` reads grows then.
 // And after the guard had stopped the run with the first one.
 TEST_F(RunTest, EverySequenceGoesOnToTheSameBytes) {
-  auto facts = datasets::load_facts(fixture("/facts.jsonl"));
-  for (const char* subject : {"The Elbe", "Kenya"}) {
-    facts.facts.push_back(facts.facts[0]);
-    facts.facts.back().subject = subject;
-    facts.facts.back().case_id = std::ssize(facts.facts);
-  }
-  facts.fingerprint.clear();
+  const auto facts = four_facts();
   auto model = models::load_placed(fixture(""));
   const auto expect_same = [&](const std::string& name, const std::function<RunOptions(const std::string&)>& at) {
     const auto run = [&](const RunOptions& options, Handles lent = {}) {
@@ -191,6 +195,40 @@ TEST_F(RunTest, EverySequenceGoesOnToTheSameBytes) {
     one.guard.divergence = 1e-30;
     return one;
   });
+}
+
+TEST_F(RunTest, CurvesEndWhereTheGuardStopsTheRun) {
+  const auto facts = four_facts();
+  auto model = models::load_placed(fixture(""));
+  const auto run = [&](const std::string& out, double divergence, bool lifelong) {
+    auto one = options(out);
+    one.on_collapse = divergence > 0 ? "stop" : "warn";
+    one.guard.divergence = divergence > 0 ? divergence : 1e-30;
+    if (lifelong) one.protocol = "lifelong";
+    workflow::Run run(model, facts, one);
+    run.execute();
+    run.session().undo();
+    return std::pair(run.record(), run.results());
+  };
+  // The last batch that drives the model further than all before it, and a limit that it alone is beyond.
+  const auto readings = run("readings", 0, false).first.guard;
+  size_t last = 0;
+  double before = 0, limit = 0;
+  for (size_t i = 0; i < readings.size(); ++i) {
+    const double there = readings[i].divergence;
+    if (there <= before) continue;
+    limit = (before + there) / 2, last = i, before = there;
+  }
+  ASSERT_GT(last, 0U);
+  nlohmann::json edits = nlohmann::json::array();
+  for (size_t i = 1; i <= last; ++i) edits.push_back(i);
+  const auto [record, results] = run("lifelong", limit, true);
+  nlohmann::json measured = nlohmann::json::array();
+  for (const auto& entry : results["lifelong"]) measured.push_back(entry["edits"].get<int64_t>());
+  EXPECT_EQ(measured, edits);
+  EXPECT_EQ(record.count(Verdict::kFailed), static_cast<int64_t>(readings.size() - last));
+  EXPECT_EQ(run("retention", limit, false).second["retention"]["edits_applied"], edits);
+  EXPECT_TRUE(run("nothing", 1e-30, true).first.measured.lifelong.empty()) << "nothing is in force";
 }
 
 TEST_F(RunTest, SavesInEveryForm) {

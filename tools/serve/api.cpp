@@ -244,7 +244,7 @@ constexpr const char* kCompletion =
 "stop_token_ids":{"enum":[[]]},"ignore_eos":{"enum":[false]},"user":{},"store":{},"metadata":{},"service_tier":{},"safety_identifier":{},
 "prompt_cache_key":{},"prompt_cache_retention":{})";
 constexpr const char* kChat =
-    R"(,"messages":{"type":"array","minItems":1,"items":{"type":"object","required":["role","content"],"properties":{"role":{"type":"string"},"name":{},
+    R"(,"messages":{"type":"array","minItems":1,"items":{"type":"object","required":["role","content"],"properties":{"role":{"enum":["system","developer","user","assistant"]},"name":{},
 "content":{"type":["string","array"],"items":{"type":"object","required":["type","text"],"properties":{"type":{"enum":["text"]},"text":{"type":"string"}}}}}}},
 "logprobs":{"type":"boolean"},"top_logprobs":{"type":"integer","minimum":0,"maximum":20}})";
 constexpr const char* kPlain =
@@ -317,8 +317,10 @@ std::vector<Route> api_routes(Api& api) {
       {"POST", "/v1/trace", "causal trace of one prompt", kTrace, false,
        [&](const Request& r) { return trace(api, r); }},
       {"POST", "/v1/lint", "mistakes in a file of facts, by line", kLint, false, lint},
-      {"GET", "/healthz", "whether the server is there", "", true,
-       [&](const Request&) { return json_reply(health(api)); }},
+      {"GET", "/healthz", "whether the server is there; with the token also the model and the packs", "", true,
+       [&](const Request& r) {
+         return json_reply(r.trusted ? health(api) : ordered_json{{"status", "ok"}});
+       }},
       {"GET", "/metrics", "figures for Prometheus", "", false,
        [&](const Request&) { return text_reply(metrics(api), "text/plain; version=0.0.4"); }},
       {"GET", "/", "the page", "", true,

@@ -102,6 +102,7 @@ struct HttpServer::State {
 
   // Who asks: names that a page elsewhere may have pointed here, other sites, no token.
   void admit(const httplib::Request& request) const {
+    if (request.get_header_value_count("Host") > 1) throw HttpError(400, "Host is given twice; name one");
     const std::string host = request.get_header_value("Host");
     if (is_loopback(options.host) && !is_loopback(host_of(host)))
       throw HttpError(403, "Host is not a name of this machine's loopback");
@@ -113,10 +114,14 @@ struct HttpServer::State {
     const auto open = [&](const Route& route) {
       return route.open && route.path == request.path && (request.method == route.method || request.method == "HEAD");
     };
-    if (options.token.empty() || std::ranges::any_of(routes, open)) return;
-    const std::string given = request.get_header_value("Authorization");
-    if (!given.starts_with("Bearer ") || !same_token(given.substr(7), options.token))
+    if (!trusted(request) && std::ranges::none_of(routes, open))
       throw HttpError(401, "Authorization: Bearer TOKEN is missing or wrong");
+  }
+
+  bool trusted(const httplib::Request& request) const {
+    if (options.token.empty()) return true;
+    const std::string given = request.get_header_value("Authorization");
+    return given.starts_with("Bearer ") && same_token(given.substr(7), options.token);
   }
 
   // Before the body is read: of what is refused here none is.
@@ -130,7 +135,10 @@ struct HttpServer::State {
 
   void answer(const Route& route, const nlohmann::json& schema, const httplib::Request& from,
               httplib::Response& to) const {
-    Request request{.id = from.matches.size() > 1 ? from.matches[1].str() : "", .body = from.body, .schema = &schema};
+    Request request{.id = from.matches.size() > 1 ? from.matches[1].str() : "",
+                    .body = from.body,
+                    .schema = &schema,
+                    .trusted = trusted(from)};
     for (const auto& [key, value] : from.params) request.query[key] = value;
     Reply reply = route.handle(request);
     to.status = reply.status;

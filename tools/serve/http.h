@@ -40,7 +40,7 @@ struct SchemaFault {
 /// uniqueItems, items, properties, required, additionalProperties; where there are properties there are no others.
 [[nodiscard]] nlohmann::json object_schema(const std::string& text);
 
-/// The first fault of a value; fields that are null are taken away first. Integers are written as such and fit 64 bits.
+/// The first fault of a value; fields that are null are taken away first, and 5.0 is 5. Integers fit 64 bits.
 [[nodiscard]] std::optional<SchemaFault> schema_fault(nlohmann::json& value, const nlohmann::json& schema,
                                                       const std::string& where = "");
 
@@ -52,6 +52,7 @@ struct Request {
   std::string body;  ///< as it came
   std::map<std::string, std::string> query = {};
   const nlohmann::json* schema = nullptr;  ///< of the body
+  bool trusted = true;                     ///< came with the token, or none is asked for
   [[nodiscard]] nlohmann::json json()
       const;  ///< without nulls; throws HttpError 400 for anything that is not as `schema`
 };

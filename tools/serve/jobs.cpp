@@ -139,7 +139,7 @@ void Jobs::enqueue(const JobPtr& job) {
   const auto first_edit = std::ranges::find_if(queue_, [](const JobPtr& other) { return !other->work; });
   const auto same = job->work ? first_edit - queue_.begin() : queue_.end() - first_edit;
   if (same >= kWaiting)
-    throw HttpError(429, job->work ? "too much work waits; ask again later" : "too many edits wait; ask again later");
+    throw HttpError(429, std::to_string(kWaiting) + (job->work ? " requests" : " edits") + " wait; ask again later");
   queue_.insert(job->work ? first_edit : queue_.end(), job);
   changed_.notify_all();
 }

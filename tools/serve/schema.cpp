@@ -3,6 +3,7 @@
 #include <emend/core/text.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <set>
 
@@ -16,14 +17,21 @@ std::string shown(const json& value) {
   return value.is_array() ? "a list of " + std::to_string(value.size()) : shorten(value.dump(), 60);
 }
 
-bool is_of(const json& value, const std::string& type) {
+// 5.0 is the integer 5, as in JSON Schema, and becomes it.
+bool is_of(json& value, const std::string& type) {
   if (type != "integer") return type == value.type_name();
+  constexpr double kEnd = 9223372036854775808.0;  // 2^63
+  if (value.is_number_float()) {
+    const double number = value.get<double>();
+    if (number != std::floor(number) || number < -kEnd || number >= kEnd) return false;
+    value = static_cast<int64_t>(number);
+  }
   return value.is_number_integer() &&
          !(value.is_number_unsigned() && value.get<uint64_t>() > uint64_t{std::numeric_limits<int64_t>::max()});
 }
 
 std::string spelled(const std::string& type) {
-  if (type == "integer") return "a whole number";
+  if (type == "integer") return "a whole number of at most 64 bits";
   if (type == "boolean") return "true or false";
   if (type == "object") return "an object";
   return type == "array" ? "a list" : type == "string" ? "a text" : "a number";
@@ -56,26 +64,32 @@ std::optional<SchemaFault> fault_of_list(json& list, const json& schema, const s
 }
 
 std::optional<SchemaFault> fault_of_object(json& object, const json& schema, const std::string& where) {
-  for (auto it = object.begin(); it != object.end();) it = it->is_null() ? object.erase(it) : std::next(it);
+  std::set<std::string> nulls;
+  for (auto it = object.begin(); it != object.end();) {
+    if (it->is_null()) nulls.insert(it.key());
+    it = it->is_null() ? object.erase(it) : std::next(it);
+  }
   const auto path = [&](const std::string& name) { return where.empty() ? name : where + "." + name; };
   static const json none = json::object();
   const auto part = [](const json& of, const std::string& name) -> const json& {
     return of.contains(name) ? of[name] : none;
   };
   const json& properties = part(schema, "properties");
+  for (auto& [name, value] : object.items()) {  // what a text is comes before what a text must not have
+    const json& rule = properties.contains(name) ? properties[name] : part(schema, "additionalProperties");
+    if (auto fault = schema_fault(value, rule, path(name))) return fault;
+  }
   for (const auto& name : schema.value("required", std::vector<std::string>()))
     if (!object.contains(name))
-      return SchemaFault{path(name), "missing", spelled(part(properties, name), "minimum", "maximum")};
-  for (auto& [name, value] : object.items()) {
-    const bool known = properties.contains(name);
-    if (!known && !properties.empty()) {
+      return SchemaFault{path(name), nulls.contains(name) ? "null" : "missing",
+                         spelled(part(properties, name), "minimum", "maximum")};
+  for (const auto& [name, value] : object.items()) {
+    if (!properties.contains(name) && !properties.empty()) {
       std::vector<std::string> names;
       for (const auto& [one, unused] : properties.items()) names.push_back(one);
       const std::string close = closest_name(name, names);
       return SchemaFault{path(name), "no such field", close.empty() ? "one of " + join(names) : "\"" + close + "\""};
     }
-    const json& rule = known ? properties[name] : part(schema, "additionalProperties");
-    if (auto fault = schema_fault(value, rule, path(name))) return fault;
   }
   return {};
 }
@@ -94,9 +108,9 @@ std::optional<SchemaFault> schema_fault(json& value, const json& schema, const s
   }
   if (const auto type = schema.find("type"); type != schema.end()) {
     const json types = type->is_array() ? *type : json::array({*type});
+    const bool fits = std::ranges::any_of(types, [&](const json& one) { return is_of(value, one); });
     const double number = value.is_number() ? value.get<double>() : 0;
-    if (std::ranges::none_of(types, [&](const json& one) { return is_of(value, one); }) ||
-        number < schema.value("minimum", number) || number > schema.value("maximum", number))
+    if (!fits || number < schema.value("minimum", number) || number > schema.value("maximum", number))
       return SchemaFault{where, shown(value), spelled(schema, "minimum", "maximum")};
   }
   if (value.is_array()) return fault_of_list(value, schema, where);

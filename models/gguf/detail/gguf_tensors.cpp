@@ -343,8 +343,8 @@ GgufFiles::GgufFiles(const std::filesystem::path& path) {
   const GgufFile& first = *parts_.front();
   const int64_t parts = first.integer("split.count").value_or(1);
   if (parts < 0 || parts > kMaxParts)
-    first.fail_key("split.count", std::to_string(parts), "at most " + std::to_string(kMaxParts));
-  if (parts <= 1) return;
+    first.fail_key("split.count", std::to_string(parts), "0 to " + std::to_string(kMaxParts));
+  if (parts <= 1) return;  // 0 is what llama.cpp's tool writes into merged files
   if (const int64_t number = first.integer("split.no").value_or(0); number != 0)
     refuse({path.string(), "part " + std::to_string(number + 1) + " of " + std::to_string(parts), "the first part",
             "name the file that ends in -00001-of-….gguf"});
@@ -358,6 +358,17 @@ GgufFiles::GgufFiles(const std::filesystem::path& path) {
                        "tensor \"" + tensor.name + "\" is also in " + parts_[other]->path().filename().string(),
                        "parts that do not share tensors", "fetch the files again"});
   }
+  size_t tensors = 0;
+  for (int64_t i = 0; i < parts; ++i) {
+    const GgufFile& part = *parts_[static_cast<size_t>(i)];
+    tensors += part.tensors().size();
+    for (const auto& [key, expected] : {std::pair("split.no", i), {"split.count", parts}})
+      if (const auto said = part.integer(key); said && *said != expected)
+        part.fail_key(key, std::to_string(*said), std::to_string(expected) + ", as the file's name says");
+  }
+  if (const auto said = first.integer("split.tensors.count"); said && *said != static_cast<int64_t>(tensors))
+    first.fail_key("split.tensors.count", std::to_string(*said),
+                   std::to_string(tensors) + ", the tensors of all parts");
 }
 
 LocatedTensor GgufFiles::find(std::string_view name) const {

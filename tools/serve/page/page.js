@@ -61,17 +61,18 @@ async function* events(response) {
 async function hello() {
   try {
     const health = await get("healthz");
+    if (!lost) $("state").textContent = "connected";
+    if (!health.model) return;  // without the token
     base = health.model;
     editors = health.editors;
     $("model").textContent = base;
-    if (!lost) $("state").textContent = "connected";
     if (shown !== null && shown !== health.packs.join()) showPacks(await get("v1/packs"));
   } catch { /* the banner says it */ }
 }
 async function refresh() {
   shown = null;
   await hello();
-  try { showPacks(await get("v1/packs")); } catch (error) { $("packs").replaceChildren(make("li", {className: "bad"}, error.message)); }
+  try { showPacks(await get("v1/packs")); } catch (error) { $("packs").replaceChildren(make("li", {className: error.status === 401 ? "soft" : "bad"}, error.status === 401 ? "Shown with the token." : error.message)); }
 }
 async function start() {
   await refresh();
@@ -163,6 +164,7 @@ async function answer() {
   const fix = make("button", {type: "button"}, "This should say …");
   fix.onclick = () => { element.classList.add("wrong"); fix.replaceWith(correction(question, text, place)); };
   element.after(fix);
+  $("chat").scrollTop = $("chat").scrollHeight;
 }
 $("say").onsubmit = (event) => {
   event.preventDefault();
@@ -272,7 +274,8 @@ async function opponents(pack) {
 // A pack that is kept, but not in force, with a button that puts it there instead of the others.
 async function instead(pack, notice, line, then) {
   const others = await opponents(pack), note = make("p", {className: "bad", role: "alert"}, others.length ? "" : "Switch packs under Edits to put it in force.");
-  line.after(note, make("p", {className: "soft"}, notice));
+  const why = make("p", {className: "soft"}, notice);
+  line.after(note, why);
   line.scrollIntoView({block: "nearest"});
   if (!others.length) return;
   const button = make("button", {type: "button"}, `Switch ${others.join(", ")} off and ${pack} on`);
@@ -281,7 +284,7 @@ async function instead(pack, notice, line, then) {
     try {
       for (const other of others) await get("v1/packs/" + other, {active: false}, "PATCH");
       await get("v1/packs/" + pack, {active: true}, "PATCH");
-      button.remove();
+      for (const past of [button, why, line]) past.remove();
       note.className = "good";
       note.textContent = `${pack} is in force now.`;
       then?.();
@@ -458,6 +461,7 @@ $("trace-form").onsubmit = async (event) => {
   try {
     const {traces: [trace]} = await get("v1/trace", {prompt: form.prompt.value, subject: form.subject.value, samples: 2});
     const rows = trace.restored[form.kind.value], low = trace.corrupted, high = Math.max(trace.clean, low + 1e-6);
+    const hangs = trace.clean - low > 0.1 * trace.clean;  // on the subject
     const mix = (v) => `color-mix(in srgb, var(--main) ${Math.round(100 * Math.min(1, Math.max(0, (v - low) / (high - low))))}%, var(--bg))`;
     const table = make("table", {className: "map", "aria-label": "Probability of the answer with one place restored, by token and layer"},
       make("thead", {}, make("tr", {}, make("th", {scope: "col"}, "layer"), ...rows[0].map((_, layer) => make("th", {scope: "col"}, layer % 5 ? "" : String(layer))))),
@@ -465,12 +469,12 @@ $("trace-form").onsubmit = async (event) => {
         const inside = t >= trace.subject_tokens[0] && t < trace.subject_tokens[1];
         return make("tr", {}, make("th", {scope: "row", className: inside ? "subject" : ""}, trace.tokens[t]), ...values.map((v, layer) => {
           const cell = make("td", {title: `layer ${layer}: ${percent(v)}`}, make("span", {className: "hidden"}, percent(v)));
-          cell.style.background = mix(v);
+          if (hangs) cell.style.background = mix(v);
           return cell;
         }));
       })));
-    $("traced").replaceChildren(make("p", {}, "The model says “", make("bdi", {}, trace.answer.trim()), `” with ${percent(trace.clean)}; with a noised subject ${percent(trace.corrupted)}. The stronger the colour, the more of the answer comes back when that place is restored.`),
-      make("div", {className: "row soft"}, percent(low), make("div", {className: "scale"}), percent(high)),
+    $("traced").replaceChildren(make("p", {}, "The model says “", make("bdi", {}, trace.answer.trim()), `” with ${percent(trace.clean)}; with a noised subject ${percent(trace.corrupted)}. ${hangs ? "The stronger the colour, the more of the answer comes back when that place is restored." : "The answer does not hang on the subject, so no place that carries it can be found: ask something that the model knows of it."}`),
+      hangs ? make("div", {className: "row soft"}, percent(low), make("div", {className: "scale"}), percent(high)) : "",
       make("div", {className: "scroll", tabIndex: 0, role: "region", "aria-label": "Heat map"}, table));
   } catch (error) { $("traced").replaceChildren(make("p", {className: "bad"}, error.message)); }
 };
