@@ -46,7 +46,10 @@ ControlVector read_control_vector(const std::filesystem::path& path) {
   for (const GgufTensor& tensor : file.tensors()) {
     const int layer = layer_of(path, tensor.name, easy_steer ? 0 : 1);
     if (tensor.type != GgmlType::kF32 || tensor.shape.size() != 1)
-      refuse_file(path, tensor.name + " of type " + std::string(to_string(tensor.type)), "one row of F32");
+      refuse_file(path,
+                  std::to_string(tensor.shape.size()) + " dimensions of type " + std::string(to_string(tensor.type)) +
+                      " in " + tensor.name,
+                  "one row of F32");
     if (width < 0) width = tensor.shape[0];
     if (tensor.shape[0] != width)
       refuse_file(path, tensor.name + " of width " + std::to_string(tensor.shape[0]),
