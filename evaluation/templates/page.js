@@ -437,9 +437,11 @@ function lifelongFigures() {
     const series = paths.map(curve).filter(one => one.x.length);
     return series.length ? figure(title, note, lineChart({series, xLabel: 'edits so far', yLabel, ...limits, description: title})) : null;
   };
+  const few = most(rows.map(row => number(at(row, 'edits')))) <= 100;  // the first and the last are all
   return [chart('What earlier edits still hold',
-                'Efficacy of the first and of the last 100 facts and of all; the others of a sample of all so far. ' + kEfficacy,
-                [['first', 'first'], ['last', 'last'], ['all', 'all'], ['paraphrase', 'paraphrase'], ['neighbourhood', 'neighborhood'],
+                (few ? 'Efficacy of all facts so far' : 'Efficacy of the first and of the last 100 facts and of all') +
+                    '; the others of a sample of all so far. ' + kEfficacy,
+                [...(few ? [] : [['first', 'first'], ['last', 'last']]), ['all', 'all'], ['paraphrase', 'paraphrase'], ['neighbourhood', 'neighborhood'],
                  ['says', 'free', 'edit_begins'], ['says paraphrased', 'free', 'paraphrase_begins']], '%', {low: 0, high: 100}),
           chart('LAMBADA on the way', '', [['LAMBADA', 'health', 'lambada']], '%', {low: 0}),
           chart('Perplexity on the way', '', [["the health data's text", 'health', 'wikitext2_perplexity']], 'perplexity', {low: 0}),
