@@ -83,12 +83,13 @@ Patch Patch::mean(SiteRef site) {
 }
 
 Patch Patch::set(SiteRef site, at::Tensor value) {
-  return {site, Value([value](const at::Tensor& x, const TokenBatch&, const Patch& self) {
+  return {site, Value([value](const at::Tensor& x, const TokenBatch& batch, const Patch& self) {
+            const at::Tensor rows = by_rows(x, batch, self.site_.site);
             try {
-              return like(value, x).expand_as(x);
+              return packed_again(like(value, x).expand_as(rows), batch, self.site_.site);
             } catch (const c10::Error&) {
-              self.misfit("a value of shape " + shape_text(value.sizes()), "one that fits " + shape_text(x.sizes()),
-                          "");
+              self.misfit("a value of shape " + shape_text(value.sizes()), "one that fits " + shape_text(rows.sizes()),
+                          self.tokens_ ? "of some tokens, too, the value is that of all of them" : "");
             }
           })};
 }

@@ -63,7 +63,7 @@ class Patch {
   [[nodiscard]] static Patch zero(hooks::SiteRef site);
   /// The mean over all tokens of the pass.
   [[nodiscard]] static Patch mean(hooks::SiteRef site);
-  /// A tensor that fits [tokens, …] by broadcasting; on any device, in any dtype.
+  /// A tensor that fits what a trace has there, in its layout, by broadcasting; on any device, in any dtype.
   [[nodiscard]] static Patch set(hooks::SiteRef site, at::Tensor value);
   [[nodiscard]] static Patch add(hooks::SiteRef site, at::Tensor value);
   /// What another pass had there, at the same tokens: counted from a row's begin, negative ones from its end. `from`

@@ -97,8 +97,7 @@ ProgressFn stopping(std::function<bool(const ProgressUpdate&)> go_on) {
   if (!go_on) return {};
   return [go_on = std::move(go_on)](const ProgressUpdate& update) {
     if (!go_on(update))
-      throw Error(ErrorClass::kCancelled,
-                  {update.phase, "stopped by the progress callback", "", "edit again to go on"});
+      throw Error(ErrorClass::kCancelled, {update.phase, "stopped by the progress callback", "", "call it again"});
   };
 }
 

@@ -4,6 +4,7 @@ usage: python_package.py MODEL_FOLDER SCRATCH_FOLDER [EXPECTED_PACKAGE_FOLDER]  
 """
 import ast
 import copy
+import gc
 import json
 import pathlib
 import pickle
@@ -12,6 +13,7 @@ import shutil
 import sys
 import unittest
 import warnings
+import weakref
 
 import torch
 
@@ -121,6 +123,31 @@ class Sites(unittest.TestCase):
         with self.assertRaises(ZeroDivisionError):  # Python's own exceptions come through
             with emend.Hooks(model).edit("layers.1.mlp_out", lambda value: 1 / 0):
                 model.forward(TEXT)
+        with self.assertRaisesRegex(emend.Error, "None or a tensor"):
+            with emend.Hooks(model).edit("layers.1.mlp_out", lambda value: "a"):
+                model.forward(TEXT)
+
+    def test_cycles_through_callbacks_are_collected(self):
+        class App:
+            def __init__(self):
+                self.model = emend.load(str(MODEL))
+                self.session = emend.Session(self.model, "memit", progress=self.on_progress, **MEMIT)
+                self.hooks = emend.Hooks(self.model).edit("layers.1.mlp_out", self.change)
+
+            def on_progress(self, *_):
+                gc.collect()
+
+            def change(self, value):
+                return value * 2
+
+        app = App()
+        with app.hooks:
+            app.model.logits(TEXT)
+        app.session.edit(FACTS)
+        gone = weakref.ref(app)
+        del app
+        gc.collect()
+        self.assertIsNone(gone())
 
 
 class Editing(unittest.TestCase):
@@ -455,6 +482,7 @@ class Editing(unittest.TestCase):
         fact = copy.copy(facts[0])
         self.assertTrue(fact == facts[0] and fact != facts[1] and fact != 5)
         self.assertEqual(len({fact, *facts}), 2)
+        self.assertTrue(facts == emend.load_facts(FACTS) and facts != emend.load_facts(FACTS, limit=1))
         groups = [{"case_id": 3, "requested_rewrite": [{"prompt": "{} is in", "subject": "Oslo", "target_new": {"str": "Rome"}, "target_true": {"str": "Norway"}}], "questions": ["Where?"],
                    "answer": "Norway", "new_answer": "Rome", "single_hops": [], "new_single_hops": [{"question": "q", "cloze": "c", "answer": "Rome", "answer_alias": []}]}]
         path = SCRATCH / "mquake.json"
@@ -548,6 +576,13 @@ class Traces(unittest.TestCase):
         self.assertTrue(torch.equal(run([0.5, emend.Patch(0.25, add=True)])[z], torch.full_like(plain[z], 0.75)))
         self.assertTrue(torch.allclose(run("mean")[z][0, 5], plain[z][0].mean(0), atol=1e-6))
         self.assertTrue(torch.allclose(run(emend.Patch(plain, add=True))[z], 2 * plain[z]))
+        pair, pattern = [TEXT, TEXT + " the"], "layers.1.attn_pattern"
+        for site in (z, pattern):  # a trace's own tensor, of rows of unequal length, is what it was
+            own = self.model.trace(pair, [site])
+            self.assertTrue(torch.equal(self.model.trace(pair, edit={site: own[site]}).logits, self.model.trace(pair, [site]).logits))
+        four = self.model.trace([self.model.encode(TEXT)[:4]], [pattern])  # as many tokens as heads: nothing is turned round
+        even = torch.tril(torch.ones(4, 4)) / torch.arange(1, 5)[:, None]
+        self.assertTrue(torch.equal(self.model.trace([four.ids[0]], [pattern], edit={pattern: even})[pattern][0, 0], even))
         longer = self.model.trace("Oh " + TEXT, [z])
         added = run(emend.Patch(longer, add=True, tokens=[-1], heads=[1]))[z] - plain[z]
         self.assertTrue(torch.allclose(added[0, -1, 1], longer[z][0, -1, 1], atol=1e-6))

@@ -21,6 +21,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace emend::python {
@@ -99,12 +100,42 @@ class PlainTensors {
 /// Throws what Ctrl-C raises in Python, if it was pressed.
 void check_signals();
 
+/// Python's callables as C++ keeps them: let go of with the lock held. None after the collector took one.
+using Callable = std::shared_ptr<py::object>;
+[[nodiscard]] Callable callable_of(const py::object& callable);
+
+/// For a class that owns its `callables`: Python's collector sees them, and ends the cycles that they are part of.
+template <class T>
+py::custom_type_setup collected() {
+  return py::custom_type_setup([](PyHeapTypeObject* heap) {
+    static const auto callables = [](PyObject* self) -> const std::vector<Callable>* {
+      auto* instance = reinterpret_cast<py::detail::instance*>(self);
+      if (!instance->simple_layout || !instance->simple_holder_constructed) return nullptr;  // not made yet
+      return &instance->get_value_and_holder().template value_ptr<T>()->callables;
+    };
+    heap->ht_type.tp_flags |= Py_TPFLAGS_HAVE_GC;
+    heap->ht_type.tp_traverse = [](PyObject* self, visitproc visit, void* arg) {
+      Py_VISIT(Py_TYPE(self));
+      if (const auto* held = callables(self))
+        for (const auto& one : *held) Py_VISIT(one->ptr());
+      return 0;
+    };
+    heap->ht_type.tp_clear = [](PyObject* self) {
+      if (const auto* held = callables(self))
+        for (const auto& one : *held) (void)std::exchange(*one, py::none());
+      return 0;
+    };
+  });
+}
+
 /// A Python callable as a progress callback. True draws on standard error; None and False only look at signals. False
 /// ends the work, None and True go on; an exception ends it too and reaches the caller.
-[[nodiscard]] std::function<bool(const ProgressUpdate&)> progress_of(const py::object& callable);
+/// What is kept of it goes into `kept` too.
+[[nodiscard]] std::function<bool(const ProgressUpdate&)> progress_of(const py::object& callable,
+                                                                     std::vector<Callable>* kept = nullptr);
 
 /// A Python callable at a site: it returns None or a tensor (or what torch.as_tensor takes).
-[[nodiscard]] hooks::HookFn hook_of(const py::function& function);
+[[nodiscard]] hooks::HookFn hook_of(const Callable& function);
 
 void bind_models(py::module_& module);
 void bind_hooks(py::module_& module);

@@ -64,8 +64,12 @@ ArgumentError unexpected(const std::string& where, const py::handle& got, const 
 }
 
 std::string path_text(const py::object& value, const std::string& where, const std::string& expected) {
-  const py::object path = py::hasattr(value, "__fspath__") ? py::object(value.attr("__fspath__")()) : value;
-  return taken<std::string>(path, where, expected);
+  if (!py::isinstance<py::str>(value) && !py::hasattr(value, "__fspath__")) throw unexpected(where, value, expected);
+  try {
+    return py::module_::import("os").attr("fsencode")(value).cast<py::bytes>();  // also names that are no UTF-8
+  } catch (const py::error_already_set&) {
+    throw unexpected(where, value, expected);
+  }
 }
 
 py::object to_python(const nlohmann::json& json) {
@@ -125,7 +129,9 @@ models::Prompts prompts_of(const py::object& inputs) {
   };
   if (py::isinstance<py::str>(inputs)) return taken<std::string>(inputs, "inputs", expected);
   const py::object plain = plain_of(inputs);
-  if (PyBytes_Check(plain.ptr()) || !py::isinstance<py::iterable>(plain)) throw unexpected("inputs", inputs, expected);
+  const bool loose = py::isinstance<py::dict>(plain) || py::isinstance<py::set>(plain);  // of keys, or without order
+  if (loose || PyBytes_Check(plain.ptr()) || !py::isinstance<py::iterable>(plain))
+    throw unexpected("inputs", inputs, expected);
   py::list items;
   for (const auto& item : py::list(plain)) items.append(plain_of(py::reinterpret_borrow<py::object>(item)));
   using Row = std::vector<int64_t>;
@@ -152,7 +158,15 @@ void check_signals() {
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
-std::function<bool(const ProgressUpdate&)> progress_of(const py::object& callable) {
+// The last copy may go on a thread without the lock.
+Callable callable_of(const py::object& callable) {
+  return {new py::object(callable), [](py::object* object) {
+            const py::gil_scoped_acquire lock;
+            delete object;
+          }};
+}
+
+std::function<bool(const ProgressUpdate&)> progress_of(const py::object& callable, std::vector<Callable>* kept) {
   if (callable.is_none() || callable.is(py::bool_(false)))
     return [](const ProgressUpdate&) {
       check_signals();
@@ -166,14 +180,12 @@ std::function<bool(const ProgressUpdate&)> progress_of(const py::object& callabl
     };
   static const std::string expected = "None, True, False, or a function that returns one of them";
   if (!PyCallable_Check(callable.ptr())) throw unexpected("progress", callable, expected);
-  // Shared, and let go of with the lock held: the last copy may go on a thread without it.
-  const std::shared_ptr<py::object> held(new py::object(callable), [](py::object* object) {
-    const py::gil_scoped_acquire lock;
-    delete object;
-  });
+  const Callable held = callable_of(callable);
+  if (kept) kept->push_back(held);
   return [held](const ProgressUpdate& update) {
     const py::gil_scoped_acquire lock;
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    if (held->is_none()) return true;
     const py::object answer = (*held)(update.phase, update.done, update.total, update.detail);
     return answer.is_none() || taken<bool>(answer, "progress", expected);
   };

@@ -57,6 +57,7 @@ std::string cache_of(const std::optional<std::filesystem::path>& cache) {
 struct PySession {
   std::shared_ptr<Model> model;
   std::unique_ptr<workflow::Session> session;
+  std::vector<Callable> callables = {};
 };
 
 std::unique_ptr<PySession> make_session(std::shared_ptr<Model> model, const std::string& editor,
@@ -67,8 +68,8 @@ std::unique_ptr<PySession> make_session(std::shared_ptr<Model> model, const std:
                                         const py::object& progress) {
   auto options = options_of(editor, hparams, overrides, corpus, statistics_tokens, seed, engine, compute_dtype);
   options.metrics.cache = cache_of(cache);
-  workflow::Handles lent{.log = warnings(), .progress = workflow::stopping(progress_of(progress))};
   auto made = std::make_unique<PySession>();
+  workflow::Handles lent{.log = warnings(), .progress = workflow::stopping(progress_of(progress, &made->callables))};
   made->model = std::move(model);
   const py::gil_scoped_release unlocked;
   const PlainTensors plain;
@@ -79,6 +80,7 @@ std::unique_ptr<PySession> make_session(std::shared_ptr<Model> model, const std:
 struct PyRun {
   std::shared_ptr<Model> model;
   std::unique_ptr<workflow::Run> run;
+  std::vector<Callable> callables = {};
 };
 
 std::unique_ptr<PyRun> run(std::shared_ptr<Model> model, const py::object& facts, const std::string& editor,
@@ -107,7 +109,7 @@ std::unique_ptr<PyRun> run(std::shared_ptr<Model> model, const py::object& facts
   auto set = facts_of(facts);
   auto made = std::make_unique<PyRun>();
   made->model = std::move(model);
-  workflow::Handles lent{.log = warnings(), .progress = workflow::stopping(progress_of(progress))};
+  workflow::Handles lent{.log = warnings(), .progress = workflow::stopping(progress_of(progress, &made->callables))};
   const py::gil_scoped_release unlocked;
   const PlainTensors plain;
   made->run = std::make_unique<workflow::Run>(*made->model, std::move(set), std::move(options), std::move(lent));
@@ -190,7 +192,7 @@ py::dict deltas(const editors::EditPack& pack) {
 }
 
 void bind_sessions(py::module_& module) {
-  py::class_<PySession>(module, "Session",
+  py::class_<PySession>(module, "Session", collected<PySession>(),
                         "A sequence of edits of one model by one editor. Changes of weights stay when it ends; edits "
                         "beside the weights (GRACE, WISE, IKE) are in force as long as it lives.")
       .def(py::init(&make_session), py::arg("model").none(false), py::arg("editor") = "", py::kw_only(),
@@ -265,7 +267,7 @@ void bind_sessions(py::module_& module) {
           "hparams", [](const PySession& self) { return to_python(self.session->editor().hparams()); },
           "effective hyper-parameters")
       .def_property_readonly("model", [](const PySession& self) { return self.model; });
-  py::class_<PyRun>(module, "Run",
+  py::class_<PyRun>(module, "Run", collected<PyRun>(),
                     "A run that came to its end. Edits beside the weights are in force as long as it lives.")
       .def_property_readonly(
           "results", [](const PyRun& self) { return to_python(self.run->results()); }, "results.json, as a dictionary")

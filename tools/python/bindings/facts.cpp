@@ -220,6 +220,10 @@ void bind_facts(py::module_& module) {
           },
           py::arg("range"))
       .def(py::pickle(&state_of_set, &set_from))
+      .def(
+          "__eq__", [](const FactSet& a, const FactSet& b) { return a.fingerprint == b.fingerprint; },
+          py::is_operator())
+      .def("__hash__", [](const FactSet& set) { return py::hash(py::str(set.fingerprint)); })
       .def("__repr__", [](const FactSet& set) {
         return "<emend.FactSet of " + counted(set.facts.size(), "fact") + ", " + set.format + ">";
       });

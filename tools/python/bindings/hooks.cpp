@@ -18,7 +18,8 @@ class Hooks {
     return *this;
   }
   Hooks& edit(const std::string& site, const py::function& function) {
-    session_->edit(parse_site(site), hook_of(function));
+    callables.push_back(callable_of(function));
+    session_->edit(parse_site(site), hook_of(callables.back()));
     return *this;
   }
   Hooks& stop_after(const std::string& site) {
@@ -37,6 +38,8 @@ class Hooks {
       session_->detach();
   }
   [[nodiscard]] at::Tensor captured(const std::string& site) const { return session_->captured(parse_site(site)); }
+
+  std::vector<Callable> callables;
 
  private:
   std::shared_ptr<models::Model> model_;
@@ -58,22 +61,22 @@ std::vector<std::string> sites(const models::Model& model) {
 
 }  // namespace
 
-hooks::HookFn hook_of(const py::function& function) {
-  // Shared, and let go of with the lock held.
-  const std::shared_ptr<py::function> held(new py::function(function), [](py::function* pointer) {
+hooks::HookFn hook_of(const Callable& function) {
+  return [function](const at::Tensor& value) {
     const py::gil_scoped_acquire lock;
-    delete pointer;
-  });
-  return [held](const at::Tensor& value) {
-    const py::gil_scoped_acquire lock;
-    const py::object result = (*held)(value);
+    if (function->is_none()) return at::Tensor();
+    const py::object result = (*function)(value);
     if (result.is_none()) return at::Tensor();
-    return py::module_::import("torch").attr("as_tensor")(result).cast<at::Tensor>();
+    try {
+      return py::module_::import("torch").attr("as_tensor")(result).cast<at::Tensor>();
+    } catch (const py::error_already_set&) {
+      throw unexpected("what the function at a site gives back", result, "None or a tensor");
+    }
   };
 }
 
 void bind_hooks(py::module_& module) {
-  py::class_<Hooks>(module, "Hooks",
+  py::class_<Hooks>(module, "Hooks", collected<Hooks>(),
                     "A scoped set of captures, edits and stops:\n\n"
                     "    with emend.Hooks(model).capture(\"layers.1.mlp_out\") as hooks:\n"
                     "        model.forward(\"The Eiffel Tower\")\n"

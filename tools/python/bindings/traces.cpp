@@ -62,7 +62,7 @@ Patch patch_of(const SiteRef& site, const PyPatch& how, const TokenBatch& batch)
     if (name == "mean") return Patch::mean(site);
     refuse({"patch at " + to_string(site), "\"" + name + "\"", "\"zero\" or \"mean\"", ""});
   }
-  if (is_function) return {site, hook_of(value.cast<py::function>())};
+  if (is_function) return {site, hook_of(callable_of(value))};
   const at::Tensor tensor = number_or_tensor(site, value);
   return how.add ? Patch::add(site, tensor) : Patch::set(site, tensor);
 }

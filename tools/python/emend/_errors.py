@@ -127,7 +127,8 @@ def _explanation(where, arguments, given, named):
         if (half := _half(value)) is not None:
             return told(f"{name} holds a lone surrogate: {_shown(half)}", "whole characters",
                         'text.encode("utf-8", "replace").decode() replaces the halves')
-    numbers = {name: value for name, value in values.items() if isinstance(value, int)} or values
+    whole = {name: value for name, value in values.items() if isinstance(value, int)}
+    numbers = {name: value for name, value in whole.items() if not 0 <= value < 2**63} or whole or values
     return told(", ".join(f"{name} is {_shown(value)}" for name, value in numbers.items()), "values within their range")
 
 
