@@ -130,6 +130,8 @@ Json parse_json(std::string_view text, const std::string& where, const JsonRules
   std::optional<JsonFault> fault;
   Json document = parse_json(text, rules, fault);
   if (!fault) return document;
+  if (text.starts_with("\xFF\xFE") || text.starts_with("\xFE\xFF"))
+    throw Error(rules.error_class, {where, "UTF-16", rules.expected, "save the file as UTF-8"});
   const size_t before = text.substr(0, fault->offset).rfind('\n');
   const size_t column = fault->offset - (before == std::string_view::npos ? 0 : before + 1) + 1;
   throw Error(rules.error_class,

@@ -109,6 +109,7 @@ TEST_F(DocumentsHostile, FaultsAreToldWithLineAndColumn) {
     expect_refused([&] { (void)parse_json(text, "x.json"); }, ErrorClass::kCorruption, words);
   };
   refused("", {"x.json:1:1: ", "syntax error"});
+  refused("\xFF\xFE{", {"x.json: UTF-16", "save the file as UTF-8"});
   refused("{\n \"a\": nope}", {"x.json:2:", "syntax error"});
   refused("{\"a\": 1,\n  \"a\": 2}", {"x.json:2:5: ", "\"a\" is given twice"});
   refused("{\"a\": 1e999}", {"x.json:1:", "number overflow"});
