@@ -104,6 +104,22 @@ TEST_F(RunCheckpointTest, RefusesAMemoryThatIsMissingOrDamaged) {
   refused(1, first);
 }
 
+TEST_F(RunCheckpointTest, TakesBatchesInTheirOwnPlacesAlone) {
+  RunCheckpoint checkpoint(folder_, {{"seed", 0}}, false);
+  for (size_t i = 0; i < 3; ++i) checkpoint.save(i, {}, {});
+  const auto batch = [&](int i) { return folder_ / ("batch-00000" + std::to_string(i) + ".safetensors"); };
+  EXPECT_EQ(RunCheckpoint(folder_, {{"seed", 0}}, true).load({}).size(), 3U);
+  fs::copy_file(batch(0), batch(1), fs::copy_options::overwrite_existing);
+  EXPECT_EQ(RunCheckpoint(folder_, {{"seed", 0}}, true).load({}).size(), 1U) << "its facts would count twice";
+  write_file(folder_ / "settings.json", "{");
+  try {
+    (void)RunCheckpoint(folder_, {{"seed", 0}}, true);
+    ADD_FAILURE() << "settings that cannot be read were believed";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.error_class(), ErrorClass::kCorruption) << error.what();
+  }
+}
+
 TEST_F(RunCheckpointTest, TakesBatchesOfItsOwnRunAlone) {
   const fs::path other = folder_.string() + "_other";
   fs::remove_all(other);
