@@ -37,14 +37,14 @@ class Importer {
     else
       add_file();
     if (deltas_.empty()) refuse(ErrorClass::kCorruption, "no change", "at least one");
-    for (const auto& delta : deltas_)
+    for (const auto& delta : deltas_) {
       if (!delta.finite())
         refuse(ErrorClass::kCorruption, "a change of " + delta.weight + " with NaN or infinite entries",
                "finite numbers");
-    for (const auto& delta : deltas_)
       if (!std::isfinite(delta.norm()))
         refuse(ErrorClass::kCorruption, "a change of " + delta.weight + " whose norm is beyond all numbers",
                "a change that can be written");
+    }
     return std::move(deltas_);
   }
 

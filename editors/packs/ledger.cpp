@@ -297,13 +297,14 @@ std::vector<std::string> Ledger::apply(const std::vector<std::filesystem::path>&
     remove_unknown();
     throw;
   }
-  for (const auto& entry : entries)
-    if (!entry.whole())
-      log_.event(entry.survived < kTooSmall ? LogLevel::kWarning : LogLevel::kInfo, "ledger.rounding",
-                 entry.id + ": " + percent(entry.survived) +
-                     " of the change is left after rounding to the files' types" +
-                     (entry.survived < kTooSmall ? "; put so small a change into a float32 copy (emend convert)" : ""),
-                 {{"id", entry.id}, {"survived", entry.survived}});
+  for (const auto& entry : entries) {
+    if (entry.whole()) continue;
+    const bool lost = entry.survived < kTooSmall;
+    log_.event(lost ? LogLevel::kWarning : LogLevel::kInfo, "ledger.rounding",
+               entry.id + ": " + percent(entry.survived) + " of the change is left after rounding to the files' types" +
+                   (lost ? "; put so small a change into a float32 copy (emend convert)" : ""),
+               {{"id", entry.id}, {"survived", entry.survived}});
+  }
   return {here.edits.begin() + static_cast<std::ptrdiff_t>(before), here.edits.end()};
 }
 

@@ -79,7 +79,7 @@ double WeightDelta::norm() const {
   if (!low_rank()) return as_double(dense_DF).norm().item<double>();
   const at::Tensor left = as_double(left_DR), right = as_double(right_FR);
   const double squared = (left.t().mm(left) * right.t().mm(right)).sum().item<double>();
-  return std::sqrt(std::max(0.0, squared));
+  return squared < 0 ? 0 : std::sqrt(squared);  // of rounding; what is no number stays that
 }
 
 bool WeightDelta::finite() const {

@@ -1,4 +1,4 @@
-// Second moments as values and as files.
+// Second moments as values and as files, and what provides given ones.
 #include <ATen/ATen.h>
 #include <emend/core/cache_folder.h>
 #include <emend/core/json.h>
@@ -229,6 +229,28 @@ SecondMoment read_published_moment(const std::filesystem::path& path) {
   if (!at::allclose(cov_FF, cov_FF.t(), 1e-3, 1e-3 * cov_FF.abs().max().item<double>())) refuse("an asymmetric matrix");
   return SecondMoment((cov_FF + cov_FF.t()) / 2, count,
                       {{"file", path.filename().string()}, {"tokens", count}, {"members", file.names()}});
+}
+
+void FixedStatistics::prepare(const models::Model& model, const std::vector<int>& layers) {
+  for (const int layer : layers) {
+    const auto found = moments_.find(layer);
+    const int64_t width = model.edit_site(layer).in_features;
+    if (found != moments_.end() && found->second.width() == width) continue;
+    refuse({"statistics of layer " + std::to_string(layer),
+            found == moments_.end() ? "none" : "width " + std::to_string(found->second.width()),
+            "a second moment of width " + std::to_string(width), "use statistics of this model"});
+  }
+}
+
+const SecondMoment& FixedStatistics::get(int layer) const {
+  const auto found = moments_.find(layer);
+  if (found == moments_.end())
+    refuse({"statistics", "layer " + std::to_string(layer) + " has none", "a prepared layer", "call prepare first"});
+  return found->second;
+}
+
+nlohmann::json FixedStatistics::describe() const {
+  return {{"source", "given"}, {"layers", moments_.size()}};
 }
 
 std::unique_ptr<StatisticsProvider> make_published_statistics(std::string pattern, Log log) {

@@ -63,28 +63,6 @@ std::map<int, SecondMoment> collect_second_moments(const models::Model& model,
   return detail::moments_of({detail::total_of(model, sums[0], layers, nullptr)}, options);
 }
 
-void FixedStatistics::prepare(const models::Model& model, const std::vector<int>& layers) {
-  for (const int layer : layers) {
-    const auto found = moments_.find(layer);
-    const int64_t width = model.edit_site(layer).in_features;
-    if (found != moments_.end() && found->second.width() == width) continue;
-    refuse({"statistics of layer " + std::to_string(layer),
-            found == moments_.end() ? "none" : "width " + std::to_string(found->second.width()),
-            "a second moment of width " + std::to_string(width), "use statistics of this model"});
-  }
-}
-
-const SecondMoment& FixedStatistics::get(int layer) const {
-  const auto found = moments_.find(layer);
-  if (found == moments_.end())
-    refuse({"statistics", "layer " + std::to_string(layer) + " has none", "a prepared layer", "call prepare first"});
-  return found->second;
-}
-
-nlohmann::json FixedStatistics::describe() const {
-  return {{"source", "given"}, {"layers", moments_.size()}};
-}
-
 struct detail::CorpusState {
   std::optional<StatisticsText> text;
   StatisticsOptions options;
@@ -125,9 +103,8 @@ struct detail::CorpusState {
     try {
       return read();
     } catch (const Error& error) {
-      if (error.error_class() != ErrorClass::kCorruption && error.error_class() != ErrorClass::kUnsupported &&
-          error.error_class() != ErrorClass::kIo)
-        throw;
+      using enum ErrorClass;
+      if (const auto kind = error.error_class(); kind != kCorruption && kind != kUnsupported && kind != kIo) throw;
       options.log.warning("statistics.damaged", std::string(error.what()) + "; computing it again");
       return std::nullopt;
     }

@@ -133,7 +133,10 @@ TEST_P(ImportDeltas, AnExportedAdapterComesBack) {
   for (const nlohmann::json& other : {nlohmann::json{{"use_dora", true}},
                                       {{"init_lora_weights", "pissa_niter_4"}},
                                       {{"layer_replication", {{0, 2}, {1, 4}}}},
-                                      {{"alora_invocation_tokens", {3, 4}}}}) {
+                                      {{"alora_invocation_tokens", {3, 4}}},
+                                      {{"use_rslora", "yes"}},
+                                      {{"r", 77}, {"rank_pattern", nlohmann::json::object()}},
+                                      {{"lora_alpha", 1e308}, {"alpha_pattern", nlohmann::json::object()}}}) {
     auto unlike = config;
     unlike.update(other);
     write_file(config_path, unlike.dump());
