@@ -63,13 +63,9 @@ class JsonBuilder final : public nlohmann::json_sax<Json> {
     return fresh || rules_.repeated_keys || fail("the key \"" + member->first + "\" is given twice in one object");
   }
   bool parse_error(size_t position, const std::string&, const Json::exception& error) override {
-    std::string reason = error.what();
-    if (const size_t at = reason.find("syntax error"); at != std::string::npos) {
-      reason = reason.substr(at);
-    } else if (const size_t end = reason.find("] "); end != std::string::npos) {
-      reason = reason.substr(end + 2);
-    }
-    return fail_at(position == 0 ? 0 : position - 1, reason);
+    const std::string reason = reason_of(error);
+    const size_t at = reason.find("syntax error");
+    return fail_at(position == 0 ? 0 : position - 1, at == std::string::npos ? reason : reason.substr(at));
   }
 
  private:
@@ -111,6 +107,12 @@ class JsonBuilder final : public nlohmann::json_sax<Json> {
 }
 
 }  // namespace
+
+std::string reason_of(const std::exception& error) {
+  const std::string text = error.what();
+  const size_t end = text.starts_with("[json.exception.") ? text.find("] ") : text.npos;
+  return printable(end == text.npos ? text : text.substr(end + 2));
+}
 
 Json parse_json(std::string_view text, const JsonRules& rules, std::optional<JsonFault>& fault) {
   const size_t skipped = text.starts_with(kByteOrderMark) ? kByteOrderMark.size() : 0;

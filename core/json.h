@@ -36,6 +36,9 @@ struct JsonFault {
 /// The same. Throws Error(rules.error_class) "WHERE:LINE:COLUMN: fault; expected …; advice".
 [[nodiscard]] nlohmann::json parse_json(std::string_view text, const std::string& where, const JsonRules& rules = {});
 
+/// What an accessor of documents objects to ("key 'active' not found"), without its library's own prefix; printable.
+[[nodiscard]] std::string reason_of(const std::exception& error);
+
 /// Parses a file. Throws as read_file and parse_json do.
 [[nodiscard]] nlohmann::json read_json(const std::filesystem::path& path, const JsonRules& rules = {});
 

@@ -76,7 +76,7 @@ StoredState read_state(const std::filesystem::path& path) {
     throw;
   } catch (const std::exception& error) {
     throw Error(ErrorClass::kCorruption,
-                {path.string(), std::string("a damaged ledger (") + error.what() + ")", "the file that emend wrote",
+                {path.string(), std::string("a damaged ledger (") + reason_of(error) + ")", "the file that emend wrote",
                  "restore the folder from its source and apply the packs again"});
   }
 }

@@ -64,7 +64,7 @@ class PackReader {
     try {
       read_manifest(parse_json(manifest_text, path_.string() + ": manifest"));
     } catch (const nlohmann::json::exception& error) {
-      refuse(std::string("a manifest that cannot be read (") + error.what() + ")", "the manifest that emend wrote");
+      refuse(std::string("a manifest that cannot be read (") + reason_of(error) + ")", "the manifest that emend wrote");
     }
     if (used_.size() != file_.tensors().size())
       refuse("tensors that the manifest does not name", "only the pack's own");
@@ -341,7 +341,7 @@ EditPack described_edit(const std::string& line, const std::string& where) {
     text.at("editor").get_to(pack.editor);
     pack.facts = text.at("facts").get<std::vector<nlohmann::json>>();
   } catch (const nlohmann::json::exception& error) {
-    throw Error(ErrorClass::kCorruption, {where, std::string("no edit that emend describes (") + error.what() + ")",
+    throw Error(ErrorClass::kCorruption, {where, std::string("no edit that emend describes (") + reason_of(error) + ")",
                                           "an editor and its facts", "write the file again"});
   }
   return pack;

@@ -1,4 +1,5 @@
 #include <ATen/ATen.h>
+#include <emend/core/json.h>
 #include <emend/core/text.h>
 #include <emend/editors/packs/runtime.h>
 #include <emend/editors/packs/steer_part.h>
@@ -26,7 +27,7 @@ std::unique_ptr<RuntimeEdit> make_runtime(const RuntimePart& part, const models:
     try {
       return kind.make(part, model, where);
     } catch (const nlohmann::json::exception& error) {
-      throw Error(ErrorClass::kCorruption, {where, part.kind + " values that cannot be read (" + error.what() + ")",
+      throw Error(ErrorClass::kCorruption, {where, part.kind + " values that cannot be read (" + reason_of(error) + ")",
                                             "the values that emend wrote", ""});
     }
   }

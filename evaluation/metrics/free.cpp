@@ -424,7 +424,8 @@ class Free final : public Metric {
     const at::Tensor kl = (p * (old - log_q) - p + log_q.exp()).sum(1).to(at::kDouble);
     for (int64_t r = 0; r < kl.size(0); ++r) {
       const auto& [fact, place] = places[from + static_cast<size_t>(r)];
-      cases_[fact]["neighbor"][place]["kl"] = std::max(0.0, kl[r].item<double>());
+      const double one = kl[r].item<double>();
+      cases_[fact]["neighbor"][place]["kl"] = one < 0 ? 0 : one;  // of rounding; what is no number stays that
     }
   }
 

@@ -33,6 +33,7 @@ void expect_refused(const std::function<void()>& action, ErrorClass error_class,
     ADD_FAILURE() << "accepted where " << words.front() << " was expected";
   } catch (const Error& error) {
     EXPECT_EQ(error.error_class(), error_class) << error.what();
+    EXPECT_EQ(std::string(error.what()).find("json.exception"), std::string::npos) << error.what();
     EXPECT_LT(std::strlen(error.what()), 1000U) << "a message must not echo the file";
     for (const auto& word : words)
       EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << word << " in " << error.what();

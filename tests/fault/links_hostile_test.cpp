@@ -42,6 +42,7 @@ class LinksHostile : public ::testing::Test {
       ADD_FAILURE() << "accepted";
     } catch (const Error& error) {
       EXPECT_EQ(error.error_class(), error_class) << error.what();
+      EXPECT_EQ(std::string(error.what()).find("json.exception"), std::string::npos) << error.what();
       for (const auto& word : words)
         EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << word << " in " << error.what();
     }

@@ -201,7 +201,8 @@ TEST_F(SplitProgram, TheProofKitIsSmallAndRuns) {
   EXPECT_EQ(proof["complete"], true);
   std::set<std::string> steps;
   for (const auto& step : proof["steps"]) steps.insert(step["name"]);
-  for (const char* step : {"doctor", "rome-same", "memit-same", "bench-gpt2", "edit-gpt2", "long-gpt2"})
+  for (const char* step :
+       {"doctor", "rome-same", "memit-same", "bench-smollm2-135m", "edit-smollm2-135m", "long-smollm2-135m"})
     EXPECT_TRUE(steps.contains(step)) << step;
   const auto page = read_file(out + "/proof.html");
   EXPECT_NE(page.find("memit on two devices, relative difference"), std::string::npos);

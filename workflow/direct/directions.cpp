@@ -204,7 +204,7 @@ Directions load_directions(const std::filesystem::path& given) {
       directions.separation.push_back(
           {l.at("accuracy"), l.at("auc"), l.at("effect"), l.at("size"), l.value("origin", 0.0)});
   } catch (const json::exception& error) {
-    refuse(std::string("a description that cannot be read (") + error.what() + ")");
+    refuse(std::string("a description that cannot be read (") + reason_of(error) + ")");
   }
   directions.layers.resize(directions.separation.size());
   for (const auto& [name, info] : file.tensors()) {

@@ -357,7 +357,7 @@ std::vector<DirectTrial> read_journal(const Searching& search, const json& setti
     } catch (const json::exception& error) {
       throw Error(ErrorClass::kCorruption,
                   {path.string() + ", line " + std::to_string(trials.size() + 2),
-                   std::string("no trial (") + error.what() + ")", "a line that the search wrote", "begin anew"});
+                   std::string("no trial (") + reason_of(error) + ")", "a line that the search wrote", "begin anew"});
     }
   }
   return trials;
