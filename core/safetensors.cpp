@@ -37,14 +37,18 @@ constexpr uint64_t kMaxHeaderBytes = 100'000'000, kMaxBytes = uint64_t{1} << 62;
               {path.string(), got, expected, "the file is truncated or damaged: fetch or write it again"});
 }
 
-// What torch.save writes, a zip file or in earlier versions a bare pickle, claims an absurd header. It is never opened.
+// What torch.save writes, a zip file or in earlier versions a bare pickle, and other pickles claim an absurd header.
+// They are never opened.
 void refuse_pickle(const std::filesystem::path& path, const MappedFile& file) {
   const std::string_view begin(reinterpret_cast<const char*>(file.data()), 4);
-  if (begin != "PK\x03\x04" && !begin.starts_with("\x80\x02")) return;
-  throw Error(ErrorClass::kUnsupported,
-              {path.string(), "a file of torch.save (pickle), which can run code when opened", "a safetensors file",
-               "convert once in Python: safetensors.torch.save_file(torch.load(\"" + path.filename().string() +
-                   "\", weights_only=True), \"" + path.stem().string() + ".safetensors\")"});
+  const bool bare = begin[0] == '\x80' && begin[1] >= 2 && begin[1] <= 5;  // its protocol
+  if (begin != "PK\x03\x04" && !bare) return;
+  throw Error(
+      ErrorClass::kUnsupported,
+      {path.string(), "a pickle, as torch.save writes too, which can run code when opened", "a safetensors file",
+       "convert once in Python: safetensors.torch.save_file(torch.load(\"" + path.filename().string() +
+           "\", weights_only=True), \"" + path.stem().string() + ".safetensors\")" +
+           (bare ? "; what that refuses as well is opened by the program that wrote it alone" : "")});
 }
 
 Json parse_header(const std::filesystem::path& path, std::string_view text) {

@@ -20,7 +20,7 @@ std::vector<KnownFact> parse_known_facts(std::string_view text, const std::strin
     fact.known_id = fields.integer_or("known_id", std::ssize(facts));
     fact.subject = fields.text("subject");
     fact.attribute = detail::trim(fields.text("attribute"));
-    fact.prompt = fields.text("prompt");
+    fact.set_prompt(fields.text("prompt"));
     fact.relation_id = fields.text_or("relation_id");
     fact.line = row.line;
     if (detail::count_of(fact.prompt, fact.subject) == 0)

@@ -203,7 +203,7 @@ void check_probes(Report& report, const Fact& fact) {
   if (own > 0)
     report.add(
         Severity::kWarning, "neighbour-is-subject",
-        std::to_string(own) + " neighbourhood prompts name the subject, whose answer changes; use other subjects");
+        counted(own, "neighbourhood prompt") + " with the subject itself, whose answer changes; use other subjects");
   std::vector<std::string> seen;
   size_t same = 0;
   for (const std::string& prompt : fact.paraphrase_prompts) {

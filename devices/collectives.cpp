@@ -83,7 +83,9 @@ class GlooGroup final : public Collectives {
       group_->setTimeout(timeouts.call);
     };
     try {
+      note("joining the group", timeouts.join);
       run();
+      note("");
     } catch (const std::exception& error) {
       throw Error(
           ErrorClass::kDevice,
@@ -181,16 +183,19 @@ class GlooGroup final : public Collectives {
         host.data_ptr(), {static_cast<int64_t>(host.nbytes())}, [host](void*) {}, at::kByte);
   }
 
+  /// What may wait from now on, and for how long; nothing: it has ended.
+  void note(const std::string& under_way, std::chrono::milliseconds longest = {}) {
+    const std::lock_guard lock(watched_);
+    under_way_ = under_way;
+    longest_ = longest;
+    since_ = std::chrono::steady_clock::now();
+  }
+
   /// Runs a call of the group. After a failure the group is of no more use.
   template <class Call>
   void guarded(const std::string& name, const Call& call) {
     if (broken_) lost(name, "an earlier call failed");
-    const auto note = [this](const std::string& under_way) {
-      const std::lock_guard lock(watched_);
-      under_way_ = under_way;
-      since_ = std::chrono::steady_clock::now();
-    };
-    note(name);
+    note(name, timeouts_.call);
     try {
       call();
     } catch (const std::exception& error) {
@@ -207,10 +212,10 @@ class GlooGroup final : public Collectives {
     std::condition_variable_any ended;
     while (!ended.wait_for(lock, done, std::chrono::seconds(1), [&] { return done.stop_requested(); })) {
       if (under_way_.empty() || std::chrono::steady_clock::now() - since_ < kPatience) continue;
-      log_.warning("processes.waiting", who() + ": " + under_way_ + ": no answer from every process for " +
-                                            std::to_string(kPatience.count()) + " s: is one stopped or slow? " +
-                                            "This one gives up after " + std::to_string(timeouts_.call.count() / 60) +
-                                            " min");
+      log_.warning("processes.waiting",
+                   who() + ": " + under_way_ + ": no answer from every process for " +
+                       std::to_string(kPatience.count()) + " s: is one stopped or slow? " + "This one gives up after " +
+                       std::to_string(duration_cast<std::chrono::minutes>(longest_).count()) + " min");
       under_way_.clear();
     }
   }
@@ -341,6 +346,7 @@ class GlooGroup final : public Collectives {
   bool broken_ = false;
   std::mutex watched_;
   std::string under_way_;  ///< the call that may wait; empty: none
+  std::chrono::milliseconds longest_{};
   std::chrono::steady_clock::time_point since_;
   std::jthread watcher_{[this](const std::stop_token& done) { watch(done); }};  ///< last: it uses the others
 };

@@ -137,7 +137,10 @@ std::vector<DeviceInfo> prepare_devices(const DeviceMapSpec& spec, const MaxMemo
     if (device.type() == kSimulated) simulated = std::max(simulated, device.index() + 1);
   if (simulated > simulated_device_count()) enable_simulated_devices(simulated);
   load_cuda_runtime();  // also for the CPU: a later map of this process may name a GPU
-  for (const auto device : named) require_visible(device, spec.source);
+  for (const auto device : named) {
+    require_visible(device, spec.source);
+    if (device.type() == kSimulated) set_simulated_memory_limit(device.index(), 0);  // an earlier model's
+  }
   for (const auto& [device, bytes] : max_memory.limits) {
     require_visible(device, "max-memory");
     if (device.type() == kSimulated && bytes > 0) set_simulated_memory_limit(device.index(), bytes);

@@ -100,7 +100,7 @@ bool PlacementPlan::is_monotone() const {
 nlohmann::ordered_json PlacementPlan::to_json(const ModuleNames& names) const {
   nlohmann::ordered_json map;
   const auto put = [&map](const std::vector<std::string>& modules, c10::Device device) {
-    if (!modules.empty()) map[modules.front()] = to_string(device);
+    for (const auto& name : modules) map[name] = to_string(device);
   };
   put(names.embedding, embedding);
   put(names.position, position);

@@ -93,7 +93,8 @@ at::Tensor move(const at::Tensor& src, c10::Device to, at::ScalarType dtype, Pur
   try {
     at::Tensor value = narrows ? src.to(dtype) : src;
     const auto bytes = static_cast<int64_t>(value.numel() * value.element_size());
-    if (is_staged(from, to)) value = value.to(c10::kCPU);
+    // A gradient goes back the same way.
+    if (is_staged(from, to) || (value.requires_grad() && is_staged(to, from))) value = value.to(c10::kCPU);
     const bool behind = made_in_passing(purpose, bytes) && from.is_cpu() && !to.is_meta() && !value.requires_grad();
     if (behind) value = value.pin_memory();
     value = value.to(to, value.scalar_type(), /*non_blocking=*/behind).to(dtype);

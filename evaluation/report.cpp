@@ -127,8 +127,11 @@ json card(const CaseState& state, const json& words) {
               {"p_before", or_else("probability_before", state.before.p_new)},
               {"p_after", or_else("probability_after", state.after.p_new)}};
   out["more"] = more_texts(line);
-  if (words.is_object())
-    for (const char* when : {"before", "after"}) out[when] = shorten(text(words, when), 240);
+  for (const auto& [when, side] : {std::pair("before", "pre"), std::pair("after", "post")}) {
+    const json& written = list_of(member(line, {"metrics", side, "free", "edit"}));  // of facts that are not shown
+    if (words.is_object() || !written.empty())
+      out[when] = shorten(words.is_object() ? text(words, when) : text(written[0], "text"), 240);
+  }
   return out;
 }
 

@@ -124,7 +124,7 @@ EditSource open_edit_source(const std::string& name) {
   } else if (fs::is_directory(path) && fs::exists(path / "results.json")) {
     throw Error(ErrorClass::kNotFound, {name, "a run folder without edit.safetensors", "a run that saved its pack",
                                         "repeat the run with --save pack"});
-  } else if (path.extension() == ".safetensors" && fs::is_regular_file(path)) {
+  } else if (fs::is_regular_file(path) && path.extension() != ".gguf") {
     source.kind = "pack";
     source.pack = editors::load_pack(path);
   } else {

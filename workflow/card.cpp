@@ -1,6 +1,8 @@
 #include <emend/core/text.h>
 #include <emend/workflow/card.h>
 
+#include <algorithm>
+
 namespace emend::workflow {
 namespace {
 
@@ -80,14 +82,25 @@ std::string undo(const std::string& form) {
 std::string model_card(const std::string& base, const std::vector<CardPack>& packs, const std::string& form) {
   size_t facts = 0;
   for (const auto& one : packs) facts += one.pack.facts.size();
+  const bool weights = std::ranges::any_of(packs, [](const auto& one) { return !one.pack.deltas.empty(); });
+  const bool beside = std::ranges::any_of(packs, [](const auto& one) { return !one.pack.runtime.empty(); });
   std::string text = "---\nbase_model: " + nlohmann::json(base).dump() + "\ntags: [emend, knowledge-editing]\n---\n# " +
-                     cell(base) + " with " + counted(facts, "edited fact") + "\n\nFacts in the weights were " +
-                     "changed by emend; nothing else was trained.\n";
+                     cell(base) + " with " + (facts > 0 ? counted(facts, "edited fact") : "changed behaviour") + "\n\n";
+  if (weights) text += "Weights were changed by emend as said below, and nothing else in them.";
+  if (beside)
+    text += std::string(weights ? " Other parts of the edit lie" : "The edit lies") +
+            " beside the weights: emend alone puts it into force.";
+  text += "\n";
   for (const auto& one : packs) {
     const auto& pack = one.pack;
-    text += "\n## " + cell(one.name) + "\n" + facts_table(pack.facts) + "\n- method: " + code(pack.editor) +
-            "\n- base: fingerprint " + code(pack.root()) + "\n- weights:";
-    for (const auto& delta : pack.deltas) text += " " + code(delta.weight);
+    text += "\n## " + cell(one.name) + "\n" + (pack.facts.empty() ? "" : facts_table(pack.facts)) +
+            "\n- method: " + code(pack.editor) + "\n- base: fingerprint " + code(pack.root());
+    if (!pack.under.edits.empty())
+      text += ", with the edits " + join(pack.under.edits, ", ", code) + " in force: fingerprint " +
+              code(pack.base_fingerprint);
+    if (!pack.deltas.empty())
+      text += "\n- weights: " + join(pack.deltas, " ", [](const auto& delta) { return code(delta.weight); });
+    if (!pack.runtime.empty()) text += "\n- beside the weights: " + code(pack.runtime_kinds());
     text += "\n- settings: " + code(pack.hparams.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)) + "\n";
     for (const char* key : {"emend", "seed"})
       if (pack.extra.contains(key)) text += std::string("- ") + key + ": " + code(pack.extra[key].dump()) + "\n";

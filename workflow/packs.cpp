@@ -12,7 +12,7 @@ void warn_of_edits_beside(const models::Checkpoint& checkpoint, const std::strin
 Packs::Packs(models::Model& model, const std::vector<editors::NamedPack>& packs) {
   for (const auto& [name, pack] : editors::packs_in_force(model.checkpoint().path()))
     for (const auto& part : pack.runtime) runtime_.add(part, model, name);
-  for (const auto& [name, pack] : packs) add(model, pack, name);
+  add(model, packs);
 }
 
 std::vector<editors::NamedPack> Packs::load(const models::Checkpoint& checkpoint, const std::vector<std::string>& paths,
@@ -23,12 +23,18 @@ std::vector<editors::NamedPack> Packs::load(const models::Checkpoint& checkpoint
   const size_t before = all.size();
   for (const auto& path : paths) all.push_back({path, editors::load_pack(path)});
   const auto fingerprint = models::model_fingerprint(checkpoint);
+  const auto lineage = editors::lineage_of(checkpoint.path());
   const auto added = std::span(all).subspan(before);
   for (auto& [name, pack] : added) {
-    auto here = editors::lineage_of(checkpoint.path());
+    auto here = lineage;
     for (const auto& other : added)
       if (other.pack.id != pack.id) here.edits.push_back(other.pack.id);
     editors::require_base(pack, fingerprint, options, name, here);
+  }
+  std::vector<editors::NamedPack> accepted(added.begin(), added.end());
+  for (auto& [name, pack] : accepted) {  // one of another model is this one's from here on
+    const auto& own = lineage.base.empty() ? fingerprint : lineage.base;
+    if (pack.base_fingerprint != fingerprint && pack.root() != own) pack.rebase(own);
   }
   // What is for this very file may change its answers; what is for its base may be in it already.
   auto repeated = editors::described_edits(checkpoint.path());
@@ -40,16 +46,21 @@ std::vector<editors::NamedPack> Packs::load(const models::Checkpoint& checkpoint
     pack.under = {};
   }
   editors::require_together(repeated, held, options.allow_conflicts, where, advice);
-  for (auto& [name, pack] : all) {
-    pack.base_fingerprint = fingerprint;
-    if (!pack.under.edits.empty()) pack.under.base = fingerprint;
-  }
+  for (auto& [name, pack] : all) pack.rebase(fingerprint);
   editors::require_together(all, before, options.allow_conflicts, where, advice);
-  return {added.begin(), added.end()};
+  return accepted;
+}
+
+void Packs::add(models::Model& model, const std::vector<editors::NamedPack>& packs) {
+  for (const auto& [name, pack] : packs) put(model, pack, name, true);
 }
 
 void Packs::add(models::Model& model, const editors::EditPack& pack, const std::string& name) {
-  const auto transaction = editors::apply_pack(model, pack, {.runtime_apart = true});
+  put(model, pack, name, false);
+}
+
+void Packs::put(models::Model& model, const editors::EditPack& pack, const std::string& name, bool judged) {
+  const auto transaction = editors::apply_pack(model, pack, {.force = judged, .runtime_apart = true});
   for (const auto& part : pack.runtime) runtime_.add(part, model, name);
   transaction->commit();
 }

@@ -25,17 +25,23 @@ class Packs {
   /// What the ledger of the model's own folder holds beside the weights (its weights are in the files already), and the
   /// `packs`, as load() gives them. Throws as add().
   explicit Packs(models::Model& model, const std::vector<editors::NamedPack>& packs = {});
-  /// The packs at `paths` as they may be added to the model of this checkpoint, which need not be loaded. Throws what
+  /// The packs at `paths` as they may be added to the model of this checkpoint, which need not be loaded: as they are,
+  /// or, where they were made for another model and are accepted all the same, as ones for this. Throws what
   /// editors::load_pack throws; Error(kInvalidArgument) naming the file if one is for another model, or does not go
   /// with another one or with what is in force.
   [[nodiscard]] static std::vector<editors::NamedPack> load(
       const models::Checkpoint& checkpoint, const std::vector<std::string>& paths,
       const editors::ApplyPackOptions& options = {}, const std::string& where = "packs",
       const std::string& advice = "use one of them, or put them together first (emend merge)");
+  /// Adds packs that load() gave, for this model. Throws as editors::apply_pack and make_runtime.
+  void add(models::Model& model, const std::vector<editors::NamedPack>& packs);
+  /// The same of one that nobody has judged: also throws Error(kInvalidArgument) if it is for another model.
   void add(models::Model& model, const editors::EditPack& pack, const std::string& name);
   [[nodiscard]] const editors::RuntimeScope& runtime() const noexcept { return runtime_; }
 
  private:
+  void put(models::Model& model, const editors::EditPack& pack, const std::string& name, bool judged);
+
   editors::RuntimeScope runtime_;
 };
 

@@ -233,7 +233,8 @@ class Preflight {
     return most;
   }
 
-  /// Limits under which all phases fit on this placement: "sim:0=3MiB,sim:1=5MiB".
+  /// Limits under which all phases fit on this placement, with room for what a plan does not count: intermediate
+  /// results of sums into the weights, allocators. "sim:0=3MiB,sim:1=5MiB".
   [[nodiscard]] std::string limits(const std::vector<EditPhase>& phases) const {
     std::map<std::string, int64_t> most;
     for (const auto& [device, figures] : plan_.devices) most[devices::to_string(device)] = figures.limit;
@@ -241,7 +242,7 @@ class Preflight {
       for (const auto& [device, needed] : figures_of(phase)) {
         if (device.is_cpu() && !most.contains("cpu")) continue;
         auto& bytes = most[devices::to_string(device)];
-        bytes = std::max(bytes, needed.total());
+        bytes = std::max(bytes, needed.total() + needed.total() / 8 + (1 << 20));
       }
     std::string text;
     for (const auto& [device, bytes] : most)

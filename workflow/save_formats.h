@@ -24,7 +24,8 @@ struct SaveRequest {
   std::filesystem::path out;      ///< file or folder to write
   /// Of a run, whose edit is in the model: it takes the edit out for a while. Null: the model is unedited.
   editors::EditTransaction* edited = nullptr;
-  std::filesystem::path pack_file = {};  ///< of a run: the pack's file, which is there already
+  /// The pack's own file, where it has one: of a run, or of one pack that is exported as it is.
+  std::filesystem::path pack_file = {};
   editors::PeftOptions peft = {};
   std::string type = {}, base = {};  ///< of a GGUF file: type of its matrices, unedited file
   const Handles& lent;

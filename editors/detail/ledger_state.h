@@ -21,8 +21,6 @@ struct StoredState {
 /// Throws Error(kCorruption) for a damaged file, Error(kUnsupported) for one of a newer emend.
 [[nodiscard]] StoredState read_state(const std::filesystem::path& path);
 
-/// The ledger has accepted the pack, whatever it was made for.
-void rebase(EditPack& pack, const std::string& base);
 /// The pack that the ledger knows by this name. Throws Error(kCorruption) for another that lies in its place.
 [[nodiscard]] EditPack kept_pack(const std::filesystem::path& ledger, const std::string& id);
 /// The weights as they were. Throws Error(kCorruption) where the file is missing or damaged.

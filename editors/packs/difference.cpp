@@ -8,6 +8,8 @@
 #include <emend/models/tied_head.h>
 
 #include <algorithm>
+#include <array>
+#include <map>
 
 namespace emend::editors {
 namespace {
@@ -83,6 +85,23 @@ std::vector<WeightDifference> compare_deltas(const std::vector<WeightDelta>& a, 
   for (const auto& delta : b)
     if (!find(a, delta.weight)) add(delta);
   return list;
+}
+
+std::vector<RuntimeDifference> compare_runtime(const std::vector<RuntimePart>& a, const std::vector<RuntimePart>& b) {
+  std::map<std::string, std::array<std::vector<const RuntimePart*>, 2>> kinds;
+  for (const auto& part : a) kinds[part.kind][0].push_back(&part);
+  for (const auto& part : b) kinds[part.kind][1].push_back(&part);
+  const auto same = [](const RuntimePart* one, const RuntimePart* other) {
+    const auto equal = [](const auto& x, const auto& y) {
+      return x.first == y.first && x.second.scalar_type() == y.second.scalar_type() && at::equal(x.second, y.second);
+    };
+    return one->version == other->version && one->values == other->values &&
+           std::ranges::equal(one->tensors, other->tensors, equal);
+  };
+  std::vector<RuntimeDifference> all;
+  for (const auto& [kind, sides] : kinds)
+    all.push_back({kind, !sides[0].empty(), !sides[1].empty(), std::ranges::equal(sides[0], sides[1], same)});
+  return all;
 }
 
 std::vector<WeightDelta> deltas_between(const models::Checkpoint& base, const models::Checkpoint& edited) {

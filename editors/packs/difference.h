@@ -32,6 +32,16 @@ struct WeightDifference {
                                                            const std::vector<WeightDelta>& b,
                                                            const models::Checkpoint* base);
 
+/// What lies beside the weights, by its kind.
+struct RuntimeDifference {
+  std::string kind;
+  bool in_a = false, in_b = false;
+  bool same = false;  ///< to the bit
+};
+/// One entry for each kind that either has, in alphabetical order.
+[[nodiscard]] std::vector<RuntimeDifference> compare_runtime(const std::vector<RuntimePart>& a,
+                                                             const std::vector<RuntimePart>& b);
+
 /// The changes of `edited` against `base`, tensor by tensor, those that are zero left out: what a pack of the edit
 /// would hold, dense and in the stored orientation. Throws Error(kInvalidArgument) unless both have the same tensors.
 [[nodiscard]] std::vector<WeightDelta> deltas_between(const models::Checkpoint& base, const models::Checkpoint& edited);

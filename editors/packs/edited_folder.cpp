@@ -21,14 +21,21 @@ void copy_model_folder(const std::filesystem::path& from, const std::filesystem:
 
 void write_edited_folder(const std::filesystem::path& to,
                          const std::function<void(const std::filesystem::path&)>& write,
-                         const std::function<void(Ledger&)>& change, bool replace, const Log& log) {
+                         const std::function<void(Ledger&)>& change, bool replace, const Log& log,
+                         const std::filesystem::path& from) {
   std::error_code error;
   if (!replace && std::filesystem::exists(to, error) && !std::filesystem::is_empty(to, error))
     refuse({to.string(), "the folder exists and is not empty", "a new or empty folder", "choose another"});
   const auto fill = [&](const std::filesystem::path& staged) {
     write(staged);
-    Ledger ledger(staged, log);
-    change(ledger);
+    try {
+      Ledger ledger(staged, log);
+      change(ledger);
+    } catch (const Error& error) {
+      const bool of_the_copied =
+          error.error_class() == ErrorClass::kInvalidArgument || error.error_class() == ErrorClass::kCorruption;
+      throw of_the_copied && !from.empty() ? renamed(error, staged, from) : error;
+    }
   };
   write_whole(to, fill, [](const std::string& name) { return name == ".emend" || models::is_weight_file(name); });
 }

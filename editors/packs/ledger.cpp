@@ -18,8 +18,8 @@
 
 namespace emend::editors {
 
-using detail::kept_pack, detail::load_packs, detail::open_originals, detail::read_state, detail::rebase,
-    detail::respell, detail::StoredState;
+using detail::kept_pack, detail::load_packs, detail::open_originals, detail::read_state, detail::respell,
+    detail::StoredState;
 using detail::kFolder, detail::kOriginals, detail::kState;
 
 namespace {
@@ -155,7 +155,9 @@ void Ledger::open() {
     return;
   }
   StoredState state = read_state(state_path);
-  base_ = state.base;
+  // Where no edit is in force, what stands there is the original, whatever it was before the last one.
+  base_ = state.active.empty() && !state.pending ? models::model_fingerprint(*models::open_checkpoint(folder_.string()))
+                                                 : state.base;
   active_ = state.active;
   known_ = std::move(state.known);
   if (lock_.fd < 0) return;
@@ -274,9 +276,12 @@ std::vector<std::string> Ledger::apply(const std::vector<std::filesystem::path>&
   for (const auto& path : packs) {  // everything is checked before anything is written
     all.push_back({path.string(), load_pack(path)});
     EditPack& pack = all.back().pack;
+    if (std::find(here.edits.begin() + static_cast<std::ptrdiff_t>(before), here.edits.end(), pack.id) !=
+        here.edits.end())
+      refuse({path.string(), "the edit " + pack.id + ", named twice", "each pack once", ""});
     respell(pack, there);
     require_base(pack, base_, options, path.string(), here);
-    rebase(pack, base_);
+    pack.rebase(base_);
     entries.push_back(examine(pack));
     here.edits.push_back(pack.id);
     for (const auto& delta : pack.deltas) weights.insert(delta.weight);
@@ -391,16 +396,19 @@ void Ledger::change(const std::vector<std::string>& active) {
     StagedChange staged(folder_, ledger_, place);
     for (const auto& [path, values] : rebuilt(active, weights)) staged.patch(path, values);
     // What another program did elsewhere in the folder is not the ledger's to undo.
-    if (const auto now = active.empty() ? staged.fingerprint() : base_; now != base_)
+    const auto now = active.empty() ? staged.fingerprint() : base_;
+    if (now != base_)
       log_.warning("ledger.base", folder_.string() + ": without any edit this is the model " + now.substr(0, 12) +
                                       ", not " + base_.substr(0, 12) +
                                       " as before the first one: another program has changed its configuration or "
                                       "weights that no edit touched");
-    StoredState state{base_, active, known_, {}};
+    StoredState state{now, active, known_, {}};
     const std::string after = state.text();
+    state.base = base_;
     state.active = active_;
     state.pending = active;
     staged.commit(state.text(), after, announced_);
+    base_ = now;
   } catch (const Error& error) {
     throw renamed(error, place, folder_);
   } catch (const std::filesystem::filesystem_error& error) {

@@ -114,9 +114,10 @@ void copy_model_folder(const std::filesystem::path& from, const std::filesystem:
 
 /// A model folder with edits at `to`, which must be new or empty (unless `replace`: then an older model there goes) and
 /// appears whole or not at all: `write` makes the folder (copy_model_folder, models::save_model), `change` its edits.
-/// Throws what they throw, and Error(kIo).
+/// Throws what they throw, and Error(kIo). What is wrong with what a copy was made of is said of that: `from`.
 void write_edited_folder(const std::filesystem::path& to,
                          const std::function<void(const std::filesystem::path&)>& write,
-                         const std::function<void(Ledger&)>& change, bool replace, const Log& log);
+                         const std::function<void(Ledger&)>& change, bool replace, const Log& log,
+                         const std::filesystem::path& from = {});
 
 }  // namespace emend::editors

@@ -95,11 +95,6 @@ std::string StoredState::text() const {
   return state.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
-void rebase(EditPack& pack, const std::string& base) {
-  pack.base_fingerprint = base;
-  if (!pack.under.edits.empty()) pack.under.base = base;
-}
-
 EditPack kept_pack(const std::filesystem::path& ledger, const std::string& id) {
   const auto path = ledger / "packs" / (id + ".safetensors");
   auto pack = load_pack(path);
@@ -113,7 +108,7 @@ std::vector<NamedPack> load_packs(const std::filesystem::path& ledger, const Lin
   std::vector<NamedPack> packs;
   for (const auto& id : lineage.edits) {
     packs.push_back({"edit " + id, kept_pack(ledger, id)});
-    rebase(packs.back().pack, lineage.base);
+    packs.back().pack.rebase(lineage.base);
   }
   return packs;
 }
@@ -145,6 +140,7 @@ bool has_runtime_edits(const std::filesystem::path& model_folder) {
 
 Lineage lineage_of(const std::filesystem::path& model_folder) {
   StoredState state = state_of(model_folder);
+  if (state.active.empty()) return {};  // what stands in the folder is the original
   return {std::move(state.base), std::move(state.active)};
 }
 

@@ -232,8 +232,7 @@ void require_no_conflicts(const std::vector<MergeConflict>& conflicts, std::span
   if (n == 0) return;
   if (n > kShown) list += "\n  and " + std::to_string(n - kShown) + " more";
   refuse({where, std::to_string(n) + (n == 1 ? " conflict:" : " conflicts:") + list,
-          "packs for one model that do not speak of the same facts",
-          allow ? "different models and shapes cannot be added" : advice});
+          "packs for one model that go together", allow ? "different models and shapes cannot be added" : advice});
 }
 
 void require_together(std::span<const NamedPack> packs, size_t before, bool allow, const std::string& where,

@@ -204,8 +204,8 @@ void require_fit(const models::Model& model, const EditPack& pack, const ApplyPa
   require_base(pack, model.fingerprint(), options, "edit pack", lineage_of(model.checkpoint().path()));
   if (!pack.runtime.empty() && !options.runtime_apart)
     throw Error(ErrorClass::kUnsupported,
-                {"edit pack", "an edit of " + pack.editor + " that lies beside the weights", "a change of weights",
-                 "keep it as a pack: generate, chat, eval and serve load it"});
+                {"edit pack", "an edit with a part beside the weights (" + pack.runtime_kinds() + ")",
+                 "a change of weights", "keep it as a pack: generate, chat, eval and serve load it"});
   require_shapes(model, pack);
 }
 
@@ -261,6 +261,10 @@ void require_base(const EditPack& pack, const std::string& fingerprint, const Ap
   if (!missing.empty())
     refuse("a pack made on top of the edits " + missing, "a model with these edits in force",
            "apply them first, or use " + setting("force"));
+}
+
+std::string EditPack::runtime_kinds() const {
+  return join(runtime, ", ", &RuntimePart::kind);
 }
 
 EditPack EditPack::from_results(const models::Model& model, std::span<const EditResult> results,

@@ -30,6 +30,14 @@ struct EditPack {
 
   /// Fingerprint of the model without any edit.
   [[nodiscard]] const std::string& root() const noexcept { return under.base.empty() ? base_fingerprint : under.base; }
+  /// Calls it one for another model, whose fingerprint without any edit is `base`; the edits under it stay.
+  void rebase(const std::string& base) {
+    base_fingerprint = base;
+    if (!under.edits.empty()) under.base = base;
+  }
+
+  /// Of what lies beside the weights: "grace, wise".
+  [[nodiscard]] std::string runtime_kinds() const;
 
   /// Of one or several results of the same run, in order.
   [[nodiscard]] static EditPack from_results(const models::Model& model, std::span<const EditResult> results,

@@ -73,8 +73,9 @@ std::string base_name(const models::Model& model) {
 
 std::vector<AdapterFactors> adapter_factors(const EditPack& pack, const PeftOptions& options) {
   if (!pack.runtime.empty())
-    throw Error(ErrorClass::kUnsupported, {"adapter", "an edit of " + pack.editor + ", which lies beside the weights",
-                                           "a change of weights", "save the pack: generate, chat and eval load it"});
+    throw Error(ErrorClass::kUnsupported,
+                {"adapter", "an edit with a part beside the weights (" + pack.runtime_kinds() + ")",
+                 "a change of weights", "save the pack: generate, chat and eval load it"});
   const c10::NoGradGuard no_grad;
   std::vector<AdapterFactors> all;
   for (const auto& delta : merge_deltas(pack.deltas)) {

@@ -26,7 +26,7 @@ void TargetProgress::step(const LossTerms& last) {
 void TargetProgress::tell(const std::string& detail) const {
   if (progress_)
     progress_({"targets", static_cast<double>(done_), static_cast<double>(facts_),
-               formatted("%zu/%zu facts, ", done_, facts_) + detail});
+               formatted("%zu/%zu, ", done_, facts_) + detail});
 }
 
 namespace {

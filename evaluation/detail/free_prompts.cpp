@@ -1,3 +1,4 @@
+#include <emend/datasets/lint.h>
 #include <emend/evaluation/detail/free_prompts.h>
 #include <emend/evaluation/free_text.h>
 
@@ -70,21 +71,23 @@ struct Gathering {
   }
 };
 
-void add_fact(const Gathering& to, const Fact& fact) {
+void add_fact(const Gathering& to, const Fact& fact, const std::set<std::string>& edited) {
   const std::string prompt = fact.full_prompt();
   to.add("edit", prompt);
   for (size_t k = 0; k < std::min(kParaphrases, fact.paraphrase_prompts.size()); ++k)
     to.add("paraphrase", fact.paraphrase_prompts[k]);
   if (!to.chat || !is_question(prompt)) to.ask("question", prompt);  // in a chat, a question has been asked already
   to.add("prefixed", foreign_texts()[to.fact % foreign_texts().size()] + " " + prompt);
-  if (!is_question(prompt)) {  // a question claims nothing
-    to.add("negation", "It is not true that " + prompt);
-    to.add("doubt", "I doubt that " + prompt);
+  // What the last sentence claims is denied; a question claims nothing.
+  const size_t claim = last_sentence(prompt, {fact.subject});
+  if (!is_question(prompt) && prompt.find(fact.subject, claim) != std::string::npos) {
+    to.add("negation", std::string(prompt).insert(claim, "It is not true that "));
+    to.add("doubt", std::string(prompt).insert(claim, "I doubt that "));
   }
   for (const auto& [key, probes] : fact.portability)
     for (size_t k = 0; k < std::min(kProbes, probes.size()); ++k)
       to.probe("portability", probes[k].prompt, probes[k].answers);
-  for (const auto& neighbor : neighbors_of(fact)) to.add("neighbor", neighbor);
+  for (const auto& neighbor : neighbors_of(fact, edited)) to.add("neighbor", neighbor);
 }
 
 void add_group(const Gathering& to, const datasets::FactGroup& group) {
@@ -105,9 +108,10 @@ bool is_probe(std::string_view kind) {
 
 std::vector<AskedText> asked_texts(const datasets::FactSet& set, size_t begin, size_t end, bool chat, bool told) {
   std::vector<AskedText> all;
+  const auto edited = edited_subjects(set);
   for (size_t i = begin; i < end; ++i) {
     const Fact& fact = set.facts[i];
-    add_fact({all, i, fact.subject, chat, told ? told_facts({&fact}) : ""}, fact);
+    add_fact({all, i, fact.subject, chat, told ? told_facts({&fact}) : ""}, fact, edited);
   }
   for (const auto& group : set.groups) {
     const auto asked = [&](size_t fact) { return fact >= begin && fact < end; };
@@ -119,19 +123,34 @@ std::vector<AskedText> asked_texts(const datasets::FactSet& set, size_t begin, s
   return all;
 }
 
-std::vector<std::string> neighbors_of(const Fact& fact) {
+// "The Beatles" and "the Beatles" are one.
+static std::string bare(const std::string& subject) {
+  const std::string plain = datasets::plain(subject);
+  return plain.starts_with("the ") ? plain.substr(4) : plain;
+}
+
+std::set<std::string> edited_subjects(const datasets::FactSet& set) {
+  std::set<std::string> all;
+  for (const Fact& fact : set.facts) all.insert(bare(fact.subject));
+  return all;
+}
+
+std::vector<std::string> neighbors_of(const Fact& fact, const std::set<std::string>& edited) {
   static const std::vector<std::string> subjects = {"Marie Curie",   "Norway",          "the University of Oxford",
                                                     "Mount Everest", "Agatha Christie", "Buenos Aires",
                                                     "the Beatles"};
+  static const std::vector<std::string> more = {"Isaac Newton", "Lake Victoria", "Toyota", "Frida Kahlo",
+                                                "Portugal",     "the Red Cross", "Hamlet"};
   std::vector<std::string> prompts = fact.neighborhood_prompts;
   if (!prompts.empty()) {
     prompts.resize(std::min(kNeighbors, prompts.size()));
     return prompts;
   }
-  for (auto i = static_cast<size_t>(fact.case_id); prompts.size() < kNeighbors; ++i) {
+  for (size_t i = 0; i < subjects.size() + more.size() && prompts.size() < kNeighbors; ++i) {
     Fact other = fact;
-    other.subject = subjects[i % subjects.size()];
-    if (other.subject == fact.subject) continue;
+    other.subject = i < subjects.size() ? subjects[(static_cast<size_t>(fact.case_id) + i) % subjects.size()]
+                                        : more[i - subjects.size()];
+    if (edited.contains(bare(other.subject))) continue;
     prompts.push_back(other.full_prompt());
     if (const size_t twice = prompts.back().find("the the "); twice != std::string::npos)
       prompts.back().erase(twice, 4);

@@ -3,6 +3,7 @@
 
 #include <emend/datasets/fact.h>
 
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -31,8 +32,12 @@ struct AskedText {
 [[nodiscard]] std::vector<AskedText> asked_texts(const datasets::FactSet& facts, size_t begin, size_t end, bool chat,
                                                  bool told);
 
-/// What must not change: the fact's own neighbours, or other subjects in its prompt where it brings none.
-[[nodiscard]] std::vector<std::string> neighbors_of(const datasets::Fact& fact);
+/// The subjects of a set, in the form that neighbors_of compares.
+[[nodiscard]] std::set<std::string> edited_subjects(const datasets::FactSet& set);
+
+/// What must not change: the fact's own neighbours, or, where it brings none, well-known subjects that are not `edited`
+/// in its prompt.
+[[nodiscard]] std::vector<std::string> neighbors_of(const datasets::Fact& fact, const std::set<std::string>& edited);
 
 /// `text` as a user's message: a question as it is; otherwise its last sentence is to be completed, behind what stands
 /// in front of it. No sentence ends inside of `subject`.

@@ -354,7 +354,7 @@ class Free final : public Metric {
     if (!told && (!before || one.fact >= before->cases.size())) return none;
     const json& list =
         told ? member(cases_[one.fact], {one.group()}) : member(before->cases[one.fact], {"free", one.group()});
-    return list.is_array() && place < list.size() ? list[place] : none;
+    return list.is_array() && place < list.size() && member(list[place], {"prompt"}) == one.prompt ? list[place] : none;
   }
 
   // The new answer where the text is to begin with it, and what was written before; none before there is anything to
@@ -368,12 +368,12 @@ class Free final : public Metric {
 
   static json neighbor(const AskedText& one, const FreeText& text, const json& before) {
     json entry = {{"prompt", one.prompt}, {"text", text.text}, {"ids", text.ids}};
-    if (const json& ids = member(before, {"ids"}); ids.is_array() && !ids.empty()) {
+    if (const json& ids = member(before, {"ids"}); ids.is_array()) {  // empty: the text ended there
       if (one.chat) {
         entry["text_kept"] = ids == json(text.ids);
         return entry;
       }
-      entry["first_kept"] = !text.ids.empty() && ids[0] == text.ids[0];
+      entry["first_kept"] = ids.empty() ? text.ids.empty() : !text.ids.empty() && ids[0] == text.ids[0];
       entry["ten_kept"] = ids == json(text.ids);
     }
     return entry;
@@ -385,7 +385,8 @@ class Free final : public Metric {
     std::vector<std::string> prompts;
     std::vector<std::pair<size_t, size_t>> places;
     size_t earlier = 0;
-    for (size_t i = 0; i < begin; ++i) earlier += detail::neighbors_of(context.facts.facts[i]).size();
+    const auto edited = detail::edited_subjects(context.facts);
+    for (size_t i = 0; i < begin; ++i) earlier += detail::neighbors_of(context.facts.facts[i], edited).size();
     for (size_t i = begin; i < end; ++i)
       for (size_t k = 0; k < cases_[i].value("neighbor", json::array()).size(); ++k) {
         prompts.push_back(context.options.asked(cases_[i]["neighbor"][k]["prompt"]));

@@ -436,7 +436,7 @@ def free(records, before):
             entry = {"ids": ids}
             if (i, n) in before:
                 ids_before, log_p_before = before[i, n]
-                entry |= {"first_kept": ids[0] == ids_before[0], "ten_kept": ids == ids_before}
+                entry |= {"first_kept": ids[:1] == ids_before[:1], "ten_kept": ids == ids_before}
                 entry["kl"] = (log_p_before.exp() * (log_p_before - log_p)).sum().item()
             else:
                 before[i, n] = (ids, log_p)

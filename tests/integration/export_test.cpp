@@ -96,6 +96,34 @@ TEST_F(ExportTest, ABaseWithEditsIsRefused) {
   EXPECT_FALSE(std::filesystem::exists(folder_ / "twice.gguf"));
 }
 
+// What it was made for, and what lies under it, go with it, and its id.
+TEST_F(ExportTest, APackKeepsItsLineageOnAnEditedFolder) {
+  const auto made = [&](const std::string& name, const std::string& model, const std::string& subject) {
+    write_file(folder_ / (name + ".jsonl"),
+               json{{"prompt", "{} is in the city of"}, {"subject", subject}, {"target_new", "Oslo"}}.dump() + "\n");
+    const auto result = run_program("memit_edit", edit({"--model", path(model), "--facts", path(name + ".jsonl"),
+                                                        "--out", path(name), "--eval", "none", "--quiet"}));
+    ASSERT_EQ(result.status, 0) << result.err;
+  };
+  made("upper", "run/model", "The Colosseum");
+  made("other", "model", "The Louvre");
+  for (const std::string name : {"upper", "other"}) {
+    const auto run = [&](std::vector<std::string> words) {
+      const auto result = run_program("emend", words);
+      EXPECT_EQ(result.status, 0) << result.err;
+    };
+    const std::string pack = path(name + "/edit.safetensors");
+    run({"export", pack, "--model", path("run/model"), "--to", "pack", "--out", path(name + ".st")});
+    EXPECT_TRUE(read_file(path(name + ".st")) == read_file(pack)) << name;
+    run({"export", pack, "--model", path("run/model"), "--to", "model", "--out", path(name + "-model")});
+    run({"apply", path(name + ".st"), "--model", path("run/model"), "--out", path(name + "-applied")});
+    EXPECT_TRUE(model_bytes(name + "-model") == model_bytes(name + "-applied")) << name;
+    run({"revert", pack, "--model", path(name + "-model")});
+    EXPECT_TRUE(model_bytes(name + "-model") == model_bytes("run/model")) << name;
+    run({"diff", path(name + ".st"), pack});  // known by its content
+  }
+}
+
 TEST_F(ExportTest, APackOfOtherShapesIsRefusedHoweverItIsForced) {
   write_tiny_model(folder_ / "wide", 9, {{"intermediate_size", 96}});
   for (const std::string form : {"pack", "peft", "model"}) {

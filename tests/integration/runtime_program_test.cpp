@@ -57,6 +57,22 @@ TEST_F(RuntimeProgramTest, GraceFromEditToRevert) {
   const auto other = run_program("memit_edit", edit({"--editor", "grace", "--hparams", path("grace.yaml"), "--limit",
                                                      "1", "--eval", "none", "--quiet", "--out", path("other")}));
   ASSERT_EQ(other.status, 0) << other.err;
+  for (const auto& second : {pack, path("other/edit.safetensors")}) {
+    result = run_program("emend", {"diff", pack, second, "--json"});
+    EXPECT_EQ(json::parse(result.out)["beside"],
+              json::parse(R"([{"kind": "grace", "in_a": true, "in_b": true, "same": )" +
+                          std::string(second == pack ? "true}]" : "false}]")));
+  }
+  for (const std::string verb : {"trace", "stats"}) {  // of the weights alone, and says so
+    std::vector<std::string> words = {verb, "--model", path("run/model")};
+    if (verb == "trace")
+      words.insert(words.end(), {"--prompt", "The capital of {} is", "--subject", "France", "--samples", "1"});
+    else
+      words.insert(words.end(), {"--layers", "1", "--corpus", path("corpus.txt"), "--cache", path("cache")});
+    result = run_program("emend", words);
+    EXPECT_EQ(result.status, 0) << result.err;
+    EXPECT_NE(result.err.find("they take no part in this run"), std::string::npos) << result.err;
+  }
   std::filesystem::copy(path("run/model"), path("swapped"), std::filesystem::copy_options::recursive);
   for (const auto& entry : std::filesystem::directory_iterator(path("swapped/.emend/packs")))
     std::filesystem::copy_file(path("other/edit.safetensors"), entry,

@@ -265,15 +265,27 @@ TEST_P(LedgerTest, NothingChangesWhereAnotherProgramHasChangedTheWeights) {
 
 // What the folder holds while no edit touches a weight is its original, not what an edit before found there.
 TEST_P(LedgerTest, WorkBetweenTwoEditsIsNotUndone) {
-  const auto first = make_pack(1), second = make_pack(2);
+  const auto first = make_pack(1), of_before = make_pack(4);
   Ledger(model()).apply({first});
+  EXPECT_EQ(lineage_of(model()).base, fingerprint_);
   Ledger(model()).revert_all();
+  EXPECT_EQ(lineage_of(model()).base, "") << "what stands there is the original";
   const std::string weight = "model.layers.0.mlp.down_proj.weight";
   patch_safetensors(weights(), folder_ / "patched", {{weight, SafetensorsFile(weights()).tensor(weight) + 0.5}});
   std::filesystem::rename(folder_ / "patched", weights());
   const auto between = read_file(weights());
+  EXPECT_THROW(Ledger(model()).apply({of_before}), Error) << "the folder holds another model now";
+  fingerprint_ = models::model_fingerprint(*models::open_checkpoint(model().string()));
+  const auto second = make_pack(2), third = make_pack(5);
   const auto sink = std::make_shared<Said>();
   Ledger(model(), Log({sink})).apply({second});
+  EXPECT_EQ(lineage_of(model()).base, fingerprint_);
+  try {
+    Ledger(model()).apply({third, third});
+    ADD_FAILURE() << "one pack twice";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("named twice"), std::string::npos) << error.what();
+  }
   EXPECT_NE(sink->text.find("another program has changed \"" + weight + "\" since"), std::string::npos) << sink->text;
   Ledger(model()).revert_all();
   EXPECT_TRUE(between == read_file(weights()));

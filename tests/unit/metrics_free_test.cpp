@@ -101,10 +101,45 @@ TEST(MetricsFree, StandInsHaveOneArticle) {
   fact.subject = "Rome Tower";
   fact.prompt = "Who built the {}?";
   for (fact.case_id = 0; fact.case_id < 7; ++fact.case_id)
-    for (const auto& prompt : detail::neighbors_of(fact)) {
+    for (const auto& prompt : detail::neighbors_of(fact, {})) {
       EXPECT_TRUE(prompt.starts_with("Who built the ")) << prompt;
       EXPECT_EQ(prompt.find("the the"), std::string::npos) << prompt;
     }
+}
+
+// Of what an edit changes nothing is kept: no subject of the set stands in for a neighbour.
+TEST(MetricsFree, StandInsAreNotEdited) {
+  datasets::FactSet set;
+  for (const char* subject : {"marie Curie", "The Beatles", "Norway", "Mount Everest", "Agatha Christie"}) {
+    set.facts.emplace_back().subject = subject;
+    set.facts.back().prompt = "Who built {}?";
+  }
+  const auto edited = detail::edited_subjects(set);
+  for (auto& fact : set.facts)
+    for (fact.case_id = 0; fact.case_id < 7; ++fact.case_id) {
+      const auto prompts = detail::neighbors_of(fact, edited);
+      EXPECT_EQ(prompts.size(), 3U);
+      for (const auto& prompt : prompts)
+        for (const char* subject : {"Curie", "Beatles", "Norway", "Everest", "Christie"})
+          EXPECT_EQ(prompt.find(subject), std::string::npos) << prompt;
+    }
+}
+
+// Not true is what the last sentence says, and it has to be about the subject.
+TEST(MetricsFree, TheLastSentenceIsDenied) {
+  const auto denied = [](const std::string& prompt) {
+    datasets::FactSet set;
+    set.facts.emplace_back().subject = "Rome Tower";
+    set.facts.back().prompt = prompt;
+    std::string all;
+    for (const auto& one : detail::asked_texts(set, 0, 1, false, false))
+      if (one.kind == "negation" || one.kind == "doubt") all += one.prompt + "|";
+    return all;
+  };
+  EXPECT_EQ(denied("{} stands in"), "It is not true that Rome Tower stands in|I doubt that Rome Tower stands in|");
+  EXPECT_EQ(denied("Water boils. {} stands in"),
+            "Water boils. It is not true that Rome Tower stands in|Water boils. I doubt that Rome Tower stands in|");
+  EXPECT_EQ(denied("Where does {} stand? It is in"), "");
 }
 
 TEST(MetricsFree, EachStyleHasTextsAndFiguresOfItsOwn) {

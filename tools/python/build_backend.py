@@ -11,6 +11,7 @@ import hashlib
 import os
 import pathlib
 import re
+import stat
 import subprocess
 import sys
 import sysconfig
@@ -34,8 +35,15 @@ def project():
 def metadata():
     info = project()
     lines = ["Metadata-Version: 2.1", f"Name: {info['name']}", f"Version: {info['version']}", f"Summary: {info['summary']}",
-             f"Requires-Python: {info['python']}"]
-    return "\n".join(lines + [f"Requires-Dist: {name}" for name in info["dependencies"]]) + "\n"
+             f"Requires-Python: {info['python']}", "Description-Content-Type: text/markdown"]
+    return "\n".join(lines + [f"Requires-Dist: {name}" for name in info["dependencies"]]) + "\n\n" + (TOP / "README.md").read_text()
+
+
+def entry_of(file):
+    """A member of the wheel, the same bytes from the same files. pip makes regular files alone executable."""
+    entry = zipfile.ZipInfo(file, (1980, 1, 1, 0, 0, 0))
+    entry.external_attr = (stat.S_IFREG | (0o755 if "/bin/" in file or "/scripts/" in file else 0o644)) << 16
+    return entry
 
 
 def tag():
@@ -92,9 +100,7 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     record = []
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as wheel:
         for file, data in files.items():
-            entry = zipfile.ZipInfo(file, (1980, 1, 1, 0, 0, 0))  # the same bytes from the same files
-            entry.external_attr = (0o755 if "/bin/" in file or "/scripts/" in file else 0o644) << 16
-            wheel.writestr(entry, data, zipfile.ZIP_DEFLATED)
+            wheel.writestr(entry_of(file), data, zipfile.ZIP_DEFLATED)
             digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
             record.append(f"{file},sha256={digest},{len(data)}")
         wheel.writestr(f"{name}.dist-info/RECORD", "\n".join(record + [f"{name}.dist-info/RECORD,,"]) + "\n")
@@ -110,5 +116,9 @@ def prepare_metadata_for_build_wheel(metadata_directory, config_settings=None):
     return folder.name
 
 
+class UnsupportedOperation(Exception):
+    """By this name PEP 517 knows it."""
+
+
 def build_sdist(sdist_directory, config_settings=None):
-    raise NotImplementedError("the source is distributed as a git repository: pip install <folder>")
+    raise UnsupportedOperation("the source is distributed as a git repository: pip install <folder>")

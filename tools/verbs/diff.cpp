@@ -241,6 +241,18 @@ std::string weights_text(const ordered_json& weights, bool from_a) {
          " and whether the same way\n" + table.text();
 }
 
+std::string beside_text(const ordered_json& beside) {
+  if (beside.empty()) return "";
+  return "Beside the weights   " +
+         join(beside, " · ",
+              [](const ordered_json& part) {
+                const bool in_a = part["in_a"], in_b = part["in_b"], same = part["same"];
+                const char* how = same ? " the same" : in_a && in_b ? " differs" : in_a ? " only in A" : " only in B";
+                return part["kind"].get<std::string>() + how;
+              }) +
+         "\n";
+}
+
 std::string speech_text(const ordered_json& speech) {
   const auto tokens = [](const ordered_json& list) {
     return join(list, "  ", [](const ordered_json& one) {
@@ -263,7 +275,8 @@ std::string diff_text(const ordered_json& document) {
     text += std::string(side == std::string("a") ? "A  " : "B  ") + source["name"].get<std::string>() + "   " +
             source["kind"].get<std::string>() + ": " + source["summary"].get<std::string>() + "\n";
   }
-  text += "\n" + facts_text(document["facts"]) + "\n" + weights_text(document["weights"], document["from"] == "a");
+  text += "\n" + facts_text(document["facts"]) + "\n" + weights_text(document["weights"], document["from"] == "a") +
+          beside_text(document["beside"]);
   if (document.contains("prompts")) text += "\n" + speech_text(document["prompts"]);
   return text;
 }
@@ -286,6 +299,9 @@ int run_diff(const DiffArguments& options, const Common& common) {
   document["weights"] = ordered_json::array();
   for (const auto& weight : editors::compare_deltas(a.pack.deltas, b.pack.deltas, base.get()))
     document["weights"].push_back(describe(weight));
+  document["beside"] = ordered_json::array();
+  for (const auto& [kind, in_a, in_b, same] : editors::compare_runtime(a.pack.runtime, b.pack.runtime))
+    document["beside"].push_back({{"kind", kind}, {"in_a", in_a}, {"in_b", in_b}, {"same", same}});
   common.print(document, common.json ? "" : diff_text(document));
   return 0;
 }

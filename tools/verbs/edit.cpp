@@ -37,7 +37,7 @@ int evaluate_named(const EvalArguments& options, Common& common) {
   nlohmann::ordered_json document = {
       {"facts", facts.facts.size()}, {"format", facts.format}, {"metrics", before.summary}};
   if (!options.packs.empty()) {
-    for (const auto& [name, pack] : given) packs.add(model, pack, name);
+    packs.add(model, given);
     evaluate.before = &before;
     evaluate.front = front;
     const auto after = evaluation::evaluate(model, facts, names, evaluate);
@@ -69,6 +69,7 @@ int run_stats(const StatsArguments& options, const Common& common) {
   workflow::require_statistics(
       edit, *checkpoint,
       raw ? editor.effective(*raw, Log()).value("layers", nlohmann::json()) : nlohmann::json(options.layers));
+  workflow::warn_of_edits_beside(*checkpoint, "stats.runtime", common.log);
   const auto model = load_named(checkpoint, edit.model, common);
   const auto layers = raw ? editor.make(*raw, model, common.log)->statistics_layers() : options.layers;
   workflow::require_same(common.sharing, workflow::statistics_settings(edit));

@@ -49,7 +49,8 @@ nlohmann::ordered_json document_of(const MergeArguments& options, const std::vec
           {"used", used},
           {"left_out", left_out},
           {"conflicts", conflicts},
-          {"weights", weights}};
+          {"weights", weights},
+          {"beside", mapped(merge.pack.runtime, &editors::RuntimePart::kind)}};
 }
 
 std::string merge_text(const nlohmann::ordered_json& document) {
@@ -60,7 +61,10 @@ std::string merge_text(const nlohmann::ordered_json& document) {
   for (const auto& weight : document["weights"])
     weights.add({weight["weight"], weight["rank"] == 0 ? "dense" : weight["rank"].dump(),
                  weight["rank_joined"] == 0 ? "dense" : weight["rank_joined"].dump()});
-  text += weights.text();
+  if (!document["weights"].empty()) text += weights.text();
+  if (!document["beside"].empty())
+    text += "beside the weights: " +
+            join(document["beside"], ", ", [](const auto& kind) { return kind.template get<std::string>(); }) + "\n";
   for (const auto& conflict : document["conflicts"])
     text += "conflict (" + conflict["kind"].get<std::string>() + "): " + conflict["packs"][0].get<std::string>() +
             " and " + conflict["packs"][1].get<std::string>() + ": " + conflict["what"].get<std::string>() + "\n";
@@ -124,10 +128,13 @@ int run_export(const ExportArguments& options, Common& common) {
   for (const auto& one : all) editors::require_shapes(model, one.pack, one.name);
   const auto pack = editors::merge_packs(all, editors::OnConflict::kSum).pack;
   const std::string about = options.card ? card(options, model) : "";
+  // Its file keeps the pack's id.
+  const bool unaltered = all.size() == 1 && editors::load_pack(options.packs.front()).root() == all.front().pack.root();
   auto document = workflow::save_format(options.to)
                       .write({.model = model,
                               .pack = pack,
                               .out = options.out,
+                              .pack_file = unaltered ? options.packs.front() : "",
                               .peft = options.peft,
                               .type = options.type,
                               .base = options.base,

@@ -92,7 +92,7 @@ int change_model(LedgerArguments& options, const Common& common, const std::func
     options.apply.accepted_bases.push_back(loaded.fingerprint());
     models::save_model(loaded, to);
   };
-  editors::write_edited_folder(options.out, write, change, /*replace=*/false, common.log);
+  editors::write_edited_folder(options.out, write, change, /*replace=*/false, common.log, model);
   return print_ledger(editors::Ledger(options.out, common.log), options.out, common);
 }
 

@@ -107,7 +107,8 @@ std::vector<KnownFact> load_traceable(const TraceSettings& settings, const Commo
     KnownFact one;
     one.subject = settings.subject;
     one.set_prompt(settings.prompt);
-    if (one.subject.empty() || one.prompt.find(one.subject) == std::string::npos)
+    if (one.subject.empty()) refuse({"--subject", "nothing", "words of --prompt, or what {} stands for there", ""});
+    if (one.prompt.find(one.subject) == std::string::npos)
       refuse({"--subject", "\"" + one.subject + "\", which is not in \"" + shorten(one.prompt, 60) + "\"",
               "words of --prompt, or {} in their place", ""});
     return {one};
@@ -148,9 +149,10 @@ std::string summary_text(const evaluation::TraceSummary& summary, double seconds
       summary.clean, summary.corrupted);
   for (const auto& [kind, effect] : summary.effect) {
     text += "\n" +
-            (kind == TraceKind::kState ? "restoring single states"
-                                       : std::string("restoring ") + (kind == TraceKind::kMlp ? "MLP" : "attention") +
-                                             " outputs of " + std::to_string(summary.window) + " layers") +
+            (kind == TraceKind::kState
+                 ? "restoring single states"
+                 : std::string("restoring ") + (kind == TraceKind::kMlp ? "MLP" : "attention") + " outputs of " +
+                       counted(std::min(summary.window, summary.n_layers), "layer")) +
             ": layer with the largest effect\n";
     for (size_t row = 0; row < effect.size(); ++row) {
       const auto best = std::ranges::max_element(effect[row]);
@@ -171,7 +173,9 @@ int run_trace(const TraceArguments& options, const Common& common) {
     folder.emplace(options.out, workflow::Earlier::kAny);
   }
   resolve_trace_dtype(settings.model, common);
-  const auto model = load_named(settings.model, common);
+  const auto checkpoint = open_named(settings.model);
+  workflow::warn_of_edits_beside(*checkpoint, "trace.runtime", common.log);
+  const auto model = load_named(checkpoint, settings.model, common);
   settings.trace.kinds = parse_kinds(options.kinds);
   settings.trace.any_answer = !settings.prompt.empty();
   settings.trace.progress = common.progress;
@@ -305,6 +309,7 @@ int run_suggest(const SuggestArguments& given, Common& common) {
   ModelOptions fast = options.trace.model;
   resolve_trace_dtype(fast, common);
   const auto checkpoint = open_named(fast);
+  workflow::warn_of_edits_beside(*checkpoint, "suggest.runtime", common.log);
   const auto layers = models::parse_config(checkpoint->config(), checkpoint->path().string()).n_layers;
   if (options.layers > layers)
     refuse({"--layers", std::to_string(options.layers), "1 to " + std::to_string(layers),

@@ -167,6 +167,7 @@ int run_tune(const TuneArguments& given, Common& common) {
                           : std::filesystem::path(options.out),
       workflow::Earlier::kNone);
   folder.require_free({"adapter", "model", "report.html", "report.json"});
+  workflow::warn_of_edits_beside(*checkpoint, "tune.runtime", common.log);
   auto model = load_named(checkpoint, options.model, common);
   const auto format = models::chat_format_of(model.tokenizer(), options.format);
   const int64_t max_length = std::min(options.max_length, model.max_positions());

@@ -29,9 +29,10 @@ SaveFormat save_gguf() {
   };
   format.write = [](const SaveRequest& request) -> nlohmann::ordered_json {
     if (request.edited && !request.pack.runtime.empty())
-      throw Error(ErrorClass::kUnsupported,
-                  {setting("save"), "gguf, with an edit of " + request.pack.editor + " beside the weights",
-                   "pack or model", "emend loads such an edit with " + setting("pack")});
+      throw Error(
+          ErrorClass::kUnsupported,
+          {setting("save"), "gguf, with a part of the edit beside the weights (" + request.pack.runtime_kinds() + ")",
+           "pack or model", "emend loads such an edit with " + setting("pack")});
     if (!request.base.empty() && !editors::lineage_of(request.model.checkpoint().path()).edits.empty())
       refuse({setting("base"), "a file beside a model folder that holds edits, whose weights would be taken from it",
               "a model folder without edits in force",

@@ -38,7 +38,8 @@ SaveFormat save_model() {
       ledger.apply({pack}, {.accepted_bases = {request.model.fingerprint()}, .allow_conflicts = true});
       if (request.pack_file.empty()) std::filesystem::remove(pack);
     };
-    editors::write_edited_folder(request.out, write, change, /*replace=*/true, request.lent.log);
+    editors::write_edited_folder(request.out, write, change, /*replace=*/true, request.lent.log,
+                                 request.model.checkpoint().path());
     nlohmann::ordered_json weights = nlohmann::ordered_json::array();
     for (const auto& delta : request.pack.deltas) weights.push_back(delta.weight);
     return {{"folder", request.out.string()}, {"changed", weights}};

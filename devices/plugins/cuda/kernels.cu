@@ -205,7 +205,7 @@ struct GateBack {
 template <class T>
 struct Loss {
   HeadLoss a;
-  EMEND_BOTH static float larger(float x, float y) { return y <= x ? x : y; }  // NaN stays
+  EMEND_BOTH static float larger(float x, float y) { return y <= x ? x : y; }
   template <class Block>
   EMEND_BOTH void operator()(int64_t row, Block& block) const {
     const T* logits = in<T>(a.logits, row * a.vocab);
@@ -224,7 +224,7 @@ struct Loss {
     const float above = a.floor ? fmaxf(nll - a.floor[row], 0) : nll;
     if (block.first() == 0) {
       a.nll[row] = nll != nll ? nll : above;
-      a.hit[row] = chosen >= 0;
+      a.hit[row] = nll == nll && chosen >= 0;  // a maximum may have lost what is no number, the sum has not
     }
     if (!a.grad) return;
     T* grad = out<T>(a.grad, row * a.vocab);

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import shutil
+import stat
 import subprocess
 import sys
 import zipfile
@@ -20,6 +21,16 @@ def run(*words, **more):
     if done.returncode:
         sys.exit(f"{' '.join(map(str, words))}: {done.returncode}\n{done.stdout[-6000:]}")
     return done.stdout
+
+
+def look_at_modes():
+    """What pip makes of the members of the wheel before auditwheel packs it anew: it runs regular files alone."""
+    sys.path.insert(0, str(source / "tools/python"))
+    import build_backend
+    for file, runs in (("emend/bin/emend", True), ("emend-1.data/scripts/emend", True), ("emend/__init__.py", False)):
+        mode = build_backend.entry_of(file).external_attr >> 16
+        assert stat.S_ISREG(mode) and bool(mode & 0o111) == runs, (file, oct(mode))
+    assert build_backend.metadata().split("\n\n", 1)[1].startswith((source / "README.md").read_text()[:40])
 
 
 def look_into(wheel):
@@ -44,6 +55,7 @@ def main():
     scratch.mkdir(parents=True)
     run(python, source / "tools/python/wheel.py", prefix, scratch, env=os.environ | {"TMPDIR": str(scratch), "OMP_NUM_THREADS": "1"})
     wheel, = scratch.glob("*.whl")
+    look_at_modes()
     look_into(wheel)
 
     # torch and what it needs are named by a .pth file; nothing tells the programs where this project was built.
