@@ -1,9 +1,13 @@
 #include <ATen/ATen.h>
+#include <emend/core/utf8.h>
 #include <emend/devices/cores.h>
 #include <emend/editors/steps/continuations.h>
 #include <emend/models/generation.h>
 #include <emend/models/side_by_side.h>
 #include <emend/models/tokenizer/tokenizer.h>
+
+#include <algorithm>
+#include <cctype>
 
 namespace emend::editors {
 
@@ -14,29 +18,77 @@ PromptRow answered(const PromptRow& prompt, const std::vector<int64_t>& answer) 
   return row;
 }
 
+// A letter or a digit, Latin to Armenian.
+static bool in_word(std::string_view text, size_t at) {
+  const char32_t c = character_at(text, at).code.value_or(0);
+  return c < 0x80 ? std::isalnum(static_cast<int>(c)) != 0 : c >= 0xC0 && c < 0x590 && c != 0xD7 && c != 0xF7;
+}
+
+bool lengthens(const models::Tokenizer& tokenizer, const std::vector<int64_t>& answer, int64_t id) {
+  std::vector<int64_t> ids = answer;
+  const std::string before = tokenizer.decode(ids);
+  ids.push_back(id);
+  const std::string after = tokenizer.decode(ids);
+  if (before.empty() || after.size() <= before.size()) return false;
+  size_t last = before.size() - 1;
+  while (last > 0 && (before[last] & 0xC0) == 0x80) --last;
+  return in_word(before, last) && in_word(after, before.size());
+}
+
 std::vector<Continuation> continue_greedily(const models::Model& model,
                                             const std::vector<std::vector<int64_t>>& prompts, int64_t tokens,
-                                            const CancelToken& cancel) {
-  constexpr int64_t kRowsAtOnce = 96, kFewest = 16;
+                                            const CancelToken& cancel,
+                                            const std::function<bool(size_t row, int64_t id)>& may_begin) {
+  constexpr int64_t kRowsAtOnce = 96, kFewest = 16, kCandidates = 50;
   if (prompts.empty()) return {};
   std::vector<Continuation> written(prompts.size());
+  const auto ends = model.tokenizer().eos_ids();
+  std::vector<std::pair<int64_t, double>> instead(prompts.size(), {-1, 0});  // of a first token: id and −log p
+  const auto first_allowed = [&](const at::Tensor& log_p_V, size_t row) -> std::pair<int64_t, double> {
+    const auto [log_p, ids] = log_p_V.topk(std::min(kCandidates, log_p_V.numel()));
+    for (int64_t k = 0; k < ids.numel(); ++k) {
+      const auto id = ids[k].item<int64_t>();
+      if (std::ranges::find(ends, id) == ends.end() && may_begin(row, id))
+        return {id, std::min(-log_p[k].item<double>(), kLikely)};
+    }
+    return {-1, 0};
+  };
   const int64_t n_rows = std::ssize(prompts), batches = devices::parts_for_cores(n_rows, kRowsAtOnce, kFewest);
   models::side_by_side(model, batches, [&](int64_t batch) {
     const auto begin = static_cast<size_t>(n_rows * batch / batches);
     const auto end = static_cast<size_t>(n_rows * (batch + 1) / batches);
     models::GenerateOptions options;
     options.max_new_tokens = tokens;
-    options.stop_ids = model.tokenizer().eos_ids();
+    options.stop_ids = ends;
     options.cancel = cancel;
     options.on_logits = [&, begin](int64_t row, int64_t id, const at::Tensor& logits_V) {
-      const double log_p = at::log_softmax(logits_V.to(at::kDouble), 0)[id].item<double>();
-      written[begin + static_cast<size_t>(row)].nll.push_back(-log_p);
+      const size_t r = begin + static_cast<size_t>(row);
+      const at::Tensor log_p_V = at::log_softmax(logits_V.to(at::kDouble), 0);
+      if (may_begin && written[r].nll.empty() && !may_begin(r, id)) instead[r] = first_allowed(log_p_V, r);
+      written[r].nll.push_back(-log_p_V[id].item<double>());
     };
     const auto first = prompts.begin();
     auto ids = models::generate_together(
         model, {first + static_cast<std::ptrdiff_t>(begin), first + static_cast<std::ptrdiff_t>(end)}, options);
     for (size_t i = 0; i < ids.size(); ++i) written[begin + i].ids = std::move(ids[i]);
   });
+  std::vector<size_t> rows;
+  std::vector<std::vector<int64_t>> anew;
+  for (size_t r = 0; r < prompts.size(); ++r) {
+    if (instead[r].first < 0) continue;
+    rows.push_back(r);
+    anew.push_back(prompts[r]);
+    anew.back().push_back(instead[r].first);
+  }
+  const auto rest =
+      tokens > 1 ? continue_greedily(model, anew, tokens - 1, cancel) : std::vector<Continuation>(anew.size());
+  for (size_t i = 0; i < rows.size(); ++i) {
+    auto& [ids, nll] = written[rows[i]];
+    ids = {instead[rows[i]].first};
+    nll = {instead[rows[i]].second};
+    ids.insert(ids.end(), rest[i].ids.begin(), rest[i].ids.end());
+    nll.insert(nll.end(), rest[i].nll.begin(), rest[i].nll.end());
+  }
   return written;
 }
 

@@ -6,7 +6,11 @@
 #include <emend/editors/steps/targets.h>
 #include <emend/models/model.h>
 
+#include <functional>
+
 namespace emend::editors {
+
+constexpr double kLikely = 0.5;  ///< −log p of a token that is by far the likeliest
 
 struct Continuation {
   std::vector<int64_t> ids;
@@ -16,10 +20,16 @@ struct Continuation {
 /// A prompt with the answer behind it, looked up at the answer's last token.
 [[nodiscard]] PromptRow answered(const PromptRow& prompt, const std::vector<int64_t>& answer);
 
-/// Greedy texts of at most `tokens` behind each of these rows, up to the end of the text. Throws Error(kCancelled).
-[[nodiscard]] std::vector<Continuation> continue_greedily(const models::Model& model,
-                                                          const std::vector<std::vector<int64_t>>& prompts,
-                                                          int64_t tokens, const CancelToken& cancel);
+/// Whether the token goes on with the last word of the answer: "Pelé" is not to be the beginning of "Peléo", nor
+/// "Japan" of "Japanese". Of scripts that write words apart from one another.
+[[nodiscard]] bool lengthens(const models::Tokenizer& tokenizer, const std::vector<int64_t>& answer, int64_t id);
+
+/// Greedy texts of at most `tokens` behind each of these rows, up to the end of the text. Where `may_begin` (of a row
+/// and a token) is given and denies the first token, the likeliest one that it allows among the first few takes its
+/// place, and is to become likely: its −log p is told as kLikely at most. Throws Error(kCancelled).
+[[nodiscard]] std::vector<Continuation> continue_greedily(
+    const models::Model& model, const std::vector<std::vector<int64_t>>& prompts, int64_t tokens,
+    const CancelToken& cancel, const std::function<bool(size_t row, int64_t id)>& may_begin = {});
 
 /// A row behind the answer, looked up at its last token: what was written there counts as far as it is less probable
 /// than it was. Its weight is 0; nothing if nothing was written.

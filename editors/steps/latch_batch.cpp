@@ -156,6 +156,7 @@ class LatchBatch {
   Continuations continuations() {
     Continuations all(h_.release_layers.empty() ? 0 : batch_.rendered.size());
     std::vector<Continuation*> written;
+    std::vector<size_t> facts;  // of the prompts
     std::vector<Ids> prompts;
     for (size_t i = 0; i < all.size(); ++i) {
       const RenderedFact& fact = batch_.rendered[i];
@@ -165,9 +166,13 @@ class LatchBatch {
         if (std::ssize(row.ids) + h_.release_tokens > model_.max_positions()) continue;
         prompts.push_back(std::move(row.ids));
         written.push_back(&all[i][r]);
+        facts.push_back(i);
       }
     }
-    auto texts = continue_greedily(reader(), prompts, h_.release_tokens, context_.cancel);
+    const auto ends_the_word = [&](size_t row, int64_t id) {
+      return !lengthens(model_.tokenizer(), batch_.rendered[facts[row]].target_ids, id);
+    };
+    auto texts = continue_greedily(reader(), prompts, h_.release_tokens, context_.cancel, ends_the_word);
     for (size_t i = 0; i < texts.size(); ++i) *written[i] = std::move(texts[i]);
     return all;
   }
@@ -293,6 +298,23 @@ class LatchBatch {
         subject.lookup = row.subject.second - 1;
         if (subject.lookup != row.lookup) prompts_.push_back(std::move(subject));
       }
+    add_inner_words(fits);
+  }
+
+  // Inside of an answer no other one's last word releases: "chess" of "professional chess player".
+  void add_inner_words(const std::function<bool(const PromptRow&)>& fits) {
+    std::set<int64_t> last;
+    for (const auto& unit : units_) last.insert(batch_.rendered[unit.facts[0]].target_ids.back());
+    for (const auto& unit : units_) {
+      const Ids& answer = batch_.rendered[unit.facts[0]].target_ids;
+      for (size_t n = 1; n < answer.size(); ++n) {
+        if (!last.contains(answer[n - 1])) continue;
+        for (const auto& row : asked(unit.facts[0]))
+          if (PromptRow with = answered(row, {answer.begin(), answer.begin() + static_cast<std::ptrdiff_t>(n)});
+              fits(with))
+            prompts_.push_back(std::move(with));
+      }
+    }
   }
 
   // A fact's prompts: in all contexts and behind the leads.

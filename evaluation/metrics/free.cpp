@@ -132,7 +132,7 @@ MetricInfo plain_info() {
       "neighbours",
       "live decoding (arXiv 2502.11177), negation (arXiv 2510.00625), greedy, to the end of the sentence (in a chat: "
       "of the answer), 40 tokens at most",
-      5,
+      6,
       {
           {"edit_begins", "EB", "Edited prompts whose continuation begins with the new answer.", "%", true,
            mean({"edit"}, "begins"), "says"},
@@ -147,7 +147,8 @@ MetricInfo plain_info() {
           {"prefixed_begins", "FB", "Edited prompts behind foreign text that are continued with the new answer.", "%",
            true, mean({"prefixed"}, "begins"), "behind text"},
           optional({"negation_begins", "NB",
-                    "Negated prompts (\"It is not true that …\"; none of a question) that are continued with the new "
+                    "Negated prompts (\"It is not true that …\"; none of a question, or of a sentence about something "
+                    "else) that are continued with the new "
                     "answer.",
                     "%", false, mean({"negation"}, "begins"), "says negated"}),
           optional({"doubt_begins", "DB",
@@ -354,7 +355,8 @@ class Free final : public Metric {
     if (!told && (!before || one.fact >= before->cases.size())) return none;
     const json& list =
         told ? member(cases_[one.fact], {one.group()}) : member(before->cases[one.fact], {"free", one.group()});
-    return list.is_array() && place < list.size() && member(list[place], {"prompt"}) == one.prompt ? list[place] : none;
+    const bool there = list.is_array() && place < list.size();
+    return there && (told || member(list[place], {"prompt"}) == one.prompt) ? list[place] : none;
   }
 
   // The new answer where the text is to begin with it, and what was written before; none before there is anything to

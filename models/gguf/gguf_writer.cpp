@@ -132,7 +132,10 @@ class Writer {
       for (const GgufTensor& tensor : part->tensors()) {
         const auto& of_tensor = users[&tensor];
         const bool changed = any_changed(of_tensor);
-        const GgmlType type = of_tensor.empty() ? tensor.type : type_over_base(tensor, changed);
+        GgmlType type = of_tensor.empty() ? tensor.type : type_over_base(tensor, changed);
+        if (changed && type == GgmlType::kQ8_0 && !options_.type && !options_.changed_type &&
+            rounds_others_away(tensor, of_tensor))
+          type = GgmlType::kF16;
         if (!changed && !options_.base.empty() && !of_tensor.empty()) require_like_the_model(*part, tensor, of_tensor);
         if (!changed && type == tensor.type)
           add_copy(*part, tensor);
@@ -199,6 +202,18 @@ class Writer {
     if (!changed) return tensor.type;
     const bool wide = block_values(tensor.type) == 1 || tensor.type == GgmlType::kQ8_0;
     return options_.changed_type ? type_of(tensor, *options_.changed_type) : wide ? tensor.type : GgmlType::kQ8_0;
+  }
+
+  /// A block of Q8_0 has one scale. Where an edit writes far larger numbers than those that stand beside them in a row,
+  /// as LATCH does, these lose what they had: they are further off than before by a tenth and more.
+  [[nodiscard]] bool rounds_others_away(const GgufTensor& tensor, const std::vector<const GgufRecipe*>& users) const {
+    const at::Tensor now = detail::assemble(tensor, users, source_.now),
+                     before = detail::assemble(tensor, users, source_.before), others = now == before;
+    const auto lost = [&](const at::Tensor& values) {
+      const at::Tensor bytes = detail::encode(values, GgmlType::kQ8_0, tensor.name);
+      return ((detail::decode(bytes, GgmlType::kQ8_0, values) - values) * others).norm().item<double>();
+    };
+    return tensor.row_values() % block_values(GgmlType::kQ8_0) == 0 && lost(now) > 1.1 * lost(before);
   }
 
   void add_copy(const GgufFile& file, const GgufTensor& tensor) {

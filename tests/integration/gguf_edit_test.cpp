@@ -83,6 +83,24 @@ TEST_F(GgufEdit, OnlyTheEditedTensorDiffers) {
   EXPECT_NEAR(changed.error_of_change / changed.relative_error, 100, 5);  // the change is 1 % of the weight
 }
 
+// A column of numbers a hundred times as large, as a neuron of LATCH has: those in the same blocks stay what they were.
+TEST_F(GgufEdit, LargeNumbersDoNotRoundTheirNeighboursAway) {
+  (void)write_gguf(*random_checkpoint(wide_llama(), 1), original_, {.type = GgmlType::kQ4_K});
+  Model model = load_model(open_gguf_checkpoint(original_));
+  const at::Tensor before = model.weight(name_).clone();
+  at::Tensor now = before.clone();
+  now.select(1, 5).mul_(100);
+  model.set_weight(name_, now);
+  const auto lost = [&](const at::Tensor& got) {
+    return ((got - before).narrow(1, 6, 26).norm() / before.narrow(1, 6, 26).norm()).item<double>();
+  };
+  (void)write_gguf(model, edited_, {.changed_type = GgmlType::kQ8_0});
+  EXPECT_GT(lost(open_gguf_checkpoint(edited_)->read(name_)), 0.1);
+  const auto report = write_gguf(model, edited_);
+  EXPECT_EQ(written(report, "blk.1.ffn_down.weight").type, GgmlType::kF16);
+  EXPECT_LT(lost(open_gguf_checkpoint(edited_)->read(name_)), 1e-3);
+}
+
 // As transactions do: the weight's own bytes change. The checkpoint and other models of it must not.
 TEST_F(GgufEdit, EditsInPlaceReachTheFileAndNothingElse) {
   for (const GgmlType type : {GgmlType::kF32, GgmlType::kBF16, GgmlType::kF16, GgmlType::kQ8_0}) {

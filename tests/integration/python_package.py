@@ -672,6 +672,12 @@ class Process(unittest.TestCase):
         again = emend.load(str(MODEL), device_map=two.device_map, max_memory={"sim:0": "1GiB", "sim:1": 2**30, "cpu": "1GiB"})
         self.assertEqual(again.device_map, two.device_map)
         emend.load(str(MODEL), max_memory=None)
+        del again
+        narrow = emend.load(str(MODEL), device_map="sim:2", max_memory="sim:0=1200KiB,sim:1=1200KiB")
+        with self.assertRaisesRegex(emend.Error, "out of memory"):
+            narrow.generate([TEXT * 60], max_new_tokens=2)
+        del narrow
+        emend.load(str(MODEL), device_map="sim:2").generate([TEXT * 60], max_new_tokens=2)  # the limit went with its model
 
     def test_torch_works_beside_it(self):
         layer = torch.nn.Linear(4, 4)

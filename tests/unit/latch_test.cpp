@@ -4,12 +4,14 @@
 #include <emend/editors/detail/statistics_parts.h>
 #include <emend/editors/packs/pack.h>
 #include <emend/editors/registry.h>
+#include <emend/editors/steps/continuations.h>
 #include <emend/editors/steps/neurons.h>
 #include <emend/editors/steps/prompts.h>
 #include <emend/editors/steps/statistics.h>
 #include <emend/editors/steps/wordings.h>
 #include <emend/hooks/hook_session.h>
 #include <emend/models/generation.h>
+#include <emend/models/tokenizer/tokenizer.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -397,6 +399,32 @@ double going_on(const models::Model& original, const models::Model& model, const
     ids.push_back(id);
   }
   return sum / static_cast<double>(written.size());
+}
+
+// "chess" may be followed by a mark or another word, not by letters that make it another one.
+TEST(Latch, AnAnswersLastWordEnds) {
+  const models::Model model = testing::tiny_model();
+  const auto& tokenizer = model.tokenizer();
+  const auto ids = [&](const std::string& text) { return tokenizer.encode(text).ids; };
+  const auto longer = [&](const std::string& answer, const std::string& next) {
+    return editors::lengthens(tokenizer, ids(answer), ids(next).front());
+  };
+  EXPECT_TRUE(longer(" Rome", "s"));
+  EXPECT_FALSE(longer(" Rome", " s"));
+  EXPECT_FALSE(longer(" Rome", "."));
+  EXPECT_FALSE(longer(" Rome.", "s"));
+  const std::vector<std::vector<int64_t>> prompts = {ids("Rome"), ids("Oslo")};
+  const auto free = editors::continue_greedily(model, prompts, 4, {});
+  const auto held = editors::continue_greedily(
+      model, prompts, 4, {}, [&](size_t row, int64_t id) { return row == 1 || id != free[0].ids.at(0); });
+  EXPECT_EQ(held[1].ids, free[1].ids);
+  EXPECT_NE(held[0].ids.at(0), free[0].ids.at(0));
+  EXPECT_LE(held[0].nll.at(0), editors::kLikely) << "it is to become likely";
+  ASSERT_EQ(held[0].ids.size(), 4U);
+  auto on = prompts[0];
+  on.push_back(held[0].ids[0]);
+  EXPECT_EQ(editors::continue_greedily(model, {on}, 3, {})[0].ids,
+            std::vector<int64_t>(held[0].ids.begin() + 1, held[0].ids.end()));
 }
 
 TEST(Latch, BehindTheAnswerAReleaseLetsTheModelGoOn) {

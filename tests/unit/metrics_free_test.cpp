@@ -161,6 +161,7 @@ TEST(MetricsFree, EachStyleHasTextsAndFiguresOfItsOwn) {
   EXPECT_TRUE(chat.summary["free"]["edit_begins"].is_null());
   EXPECT_TRUE(plain.summary["free"]["portability_names"].is_number());
   EXPECT_TRUE(chat.summary["free"]["retrieval"]["edit_names_chat"].is_number());
+  EXPECT_TRUE(plain.summary["free"]["retrieval"]["neighborhood_first_token_kept"].is_number());
 }
 
 TEST(MetricsFree, AnswersAreWhatTheModelWritesInItsTemplate) {

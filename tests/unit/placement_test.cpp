@@ -74,14 +74,15 @@ TEST(PlacementPlan, DumpsModuleNamesInOrder) {
   auto plan = PlacementPlan::single(cuda(0), 2);
   plan.layers[1] = plan.final_norm = plan.head = cuda(1);
   ModuleNames names;
-  names.embedding = {"transformer.wte"};
+  names.embedding = {"transformer.wte", "transformer.project_in"};
   names.position = {"transformer.wpe"};
   names.layer = [](int64_t l) { return "transformer.h." + std::to_string(l); };
   names.final_norm = {"transformer.ln_f"};
   names.head = {"lm_head"};
-  EXPECT_EQ(plan.to_json(names).dump(),
-            R"({"transformer.wte":"cuda:0","transformer.wpe":"cuda:0","transformer.h.0":"cuda:0",)"
-            R"("transformer.h.1":"cuda:1","transformer.ln_f":"cuda:1","lm_head":"cuda:1"})");
+  EXPECT_EQ(
+      plan.to_json(names).dump(),
+      R"({"transformer.wte":"cuda:0","transformer.project_in":"cuda:0","transformer.wpe":"cuda:0","transformer.h.0":"cuda:0",)"
+      R"("transformer.h.1":"cuda:1","transformer.ln_f":"cuda:1","lm_head":"cuda:1"})");
 }
 
 }  // namespace placement_test
