@@ -125,6 +125,12 @@ DeviceMapSpec parse_device_map(const std::string& text) {
   return spec;
 }
 
+c10::DeviceType DeviceMapSpec::numbered() const {
+  const auto named = named_devices();
+  const auto simulated = [](c10::Device device) { return device.type() == kSimulated; };
+  return std::ranges::any_of(named, simulated) ? kSimulated : c10::kCUDA;  // no map names both
+}
+
 bool own_gpu(int gpu, int gpus, int local_rank, int local_size) {
   return gpus >= local_size ? gpu * local_size / gpus == local_rank : gpu == local_rank % gpus;
 }

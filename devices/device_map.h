@@ -30,6 +30,8 @@ struct DeviceMapSpec {
 
   /// The devices that the spec names itself (kSingle, kSimulated, kExplicit).
   [[nodiscard]] std::vector<c10::Device> named_devices() const;
+  /// What bare numbers beside it mean (--max-memory 0=10GiB): simulated devices if it names some, else GPUs.
+  [[nodiscard]] c10::DeviceType numbered() const;
 };
 
 /// auto | balanced | balanced_low_0 | sequential | cpu | cuda:0 | 0 | sim:K (K ≥ 1: K simulated devices,

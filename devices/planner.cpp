@@ -289,7 +289,7 @@ class Planner {
     const c10::Device host(c10::kCPU);
     const bool asked_for = request_.map.kind == Kind::kSingle || request_.map.kind == Kind::kExplicit;
     const auto on_host = std::ranges::count(plan.placement.layers, host);
-    if (asked_for || accelerators_.empty() || on_host == 0) return;
+    if (asked_for || (accelerators_.empty() && request_.map.kind != Kind::kSimulated) || on_host == 0) return;
     plan.warnings.push_back(std::to_string(on_host) + " of " + std::to_string(plan.placement.layers.size()) +
                             " layers do not fit on the accelerators and compute on the CPU");
   }

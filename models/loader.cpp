@@ -264,8 +264,8 @@ devices::Plan plan_model(const PlaceOptions& options, const ModelConfig& config,
   devices::PlanRequest request;
   request.map = devices::parse_device_map(options.device_map);
   if (!options.max_memory.empty())
-    request.max_memory = machine.empty() ? devices::parse_max_memory(options.max_memory)
-                                         : devices::parse_max_memory(options.max_memory, devices::kSimulated);
+    request.max_memory =
+        devices::parse_max_memory(options.max_memory, machine.empty() ? request.map.numbered() : devices::kSimulated);
   request.model = model_shape(config, options.dtype);
   request.work = work;
   request.names = device_module_names(family_named(config.family), config);

@@ -108,7 +108,7 @@ class FullCheck {
   void look_and_copy() {
     const auto map = devices::parse_device_map(options_.device_map);
     devices::MaxMemory limits;
-    if (!options_.max_memory.empty()) limits = devices::parse_max_memory(options_.max_memory);
+    if (!options_.max_memory.empty()) limits = devices::parse_max_memory(options_.max_memory, map.numbered());
     checks_ = devices::check_machine(map, limits);
     for (auto& check : checks_) {
       if (check.name == "cuda runtime" && check.status == CheckStatus::kWarning) {

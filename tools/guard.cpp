@@ -74,7 +74,7 @@ void report_memory(const Common& common) {
   for (const auto& info : devices::visible_devices()) {
     if (info.device.is_cpu()) continue;
     const auto stats = devices::device_memory_stats(info.device);
-    if (stats.peak == 0) continue;
+    if (stats.peak < 1024) continue;  // a probe's
     common.log.warning("memory", devices::to_string(info.device) + " holds " + devices::format_bytes(stats.allocated) +
                                      " (at most " + devices::format_bytes(stats.peak) + ") of " +
                                      devices::format_bytes(info.total_bytes) +

@@ -134,6 +134,14 @@ TEST(ExplicitMap, ReadsWhatTransformersWrites) {
   EXPECT_EQ(place_explicitly(again, llama(), 4, false, warnings), plan) << "its own dump is accepted back";
 }
 
+TEST(ExplicitMap, NumbersMeanWhatTheMapNames) {
+  EXPECT_EQ(parse_device_map("sim:2").numbered(), kSimulated);
+  EXPECT_EQ(parse_device_map(R"({"": "sim:0", "lm_head": "sim:1"})").numbered(), kSimulated);
+  EXPECT_EQ(parse_device_map(R"({"": "cpu", "lm_head": "sim:1"})").numbered(), kSimulated);
+  for (const char* map : {"auto", "cpu", "cuda:0", R"({"": "cpu", "lm_head": "cuda:1"})"})
+    EXPECT_EQ(parse_device_map(map).numbered(), c10::kCUDA) << map;
+}
+
 TEST(ExplicitMap, LayerOneIsNotLayerTen) {
   std::vector<std::string> warnings;
   const auto plan = place_explicitly(parse_device_map(R"({"": 0, "model.layers.1": 1})"), llama(), 12, false, warnings);

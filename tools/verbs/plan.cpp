@@ -74,9 +74,10 @@ struct DoctorArguments {
 };
 
 int run_doctor(const ModelOptions& options, const Common& common) {
+  const auto map = devices::parse_device_map(options.device_map);
   devices::MaxMemory limits;
-  if (!options.max_memory.empty()) limits = devices::parse_max_memory(options.max_memory);
-  auto checks = devices::check_machine(devices::parse_device_map(options.device_map), limits);
+  if (!options.max_memory.empty()) limits = devices::parse_max_memory(options.max_memory, map.numbered());
+  auto checks = devices::check_machine(map, limits);
   const auto checkpoint = open_named(options);
   checks.push_back(check_tokenizer(*checkpoint));
   checks.push_back(check_weights(*checkpoint));

@@ -390,7 +390,7 @@ function showPacks({data, active}) {
     const act = (path, body, method) => get(path, body, method).catch((error) => { note.textContent = error.message; throw error; }).then(refresh, () => {});
     const on = make("input", {type: "checkbox", role: "switch", checked: pack.active});
     on.onchange = () => call("v1/packs/" + name, {active: on.checked}, "PATCH").then(refresh, (error) => { on.checked = pack.active; note.textContent = error.message; });
-    const undo = make("button", {type: "button", "aria-label": "Undo " + name}, "Undo");
+    const undo = make("button", {type: "button", "aria-label": (pack.active ? "Undo " : "Delete ") + name}, pack.active ? "Undo" : "Delete");
     undo.onclick = () => { if (confirm(`Take ${name} back for good? Download it first to keep it.`)) act("v1/packs/" + name, undefined, "DELETE"); };
     const up = make("button", {type: "button", "aria-label": `Apply ${name} earlier`, disabled: !pack.position}, "↑");
     up.onclick = () => act("v1/packs/" + name, {active: true, position: pack.position - 1}, "PATCH");
