@@ -63,7 +63,7 @@ class FactTracer {
         tokens_(detail::trace_tokens(model.tokenizer(), fact)),
         length_(std::ssize(tokens_.ids)),
         layers_(model.n_layers()) {
-    if (options.noise <= 0 || options.samples < 1 || options.window < 1)
+    if (!(options.noise > 0 && std::isfinite(options.noise)) || options.samples < 1 || options.window < 1)
       refuse({"causal tracing", "noise, samples or window not positive", "positive numbers", "see TraceOptions"});
     trace_.fact = fact;
     trace_.window = options.window;

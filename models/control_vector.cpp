@@ -8,6 +8,7 @@
 #include <emend/models/gguf/detail/gguf_container.h>
 
 #include <algorithm>
+#include <cmath>
 
 namespace emend::models {
 namespace {
@@ -132,6 +133,7 @@ void require_steering(const Model& model, const ControlVector& vector, const Ste
   const auto refuse = [&](const std::string& got, const std::string& expected, const std::string& advice) {
     throw Error(ErrorClass::kInvalidArgument, {where, got, expected, advice});
   };
+  if (!std::isfinite(options.strength)) refuse("a strength that is no finite number", "a number", "");
   if (const auto& by = options.by; by != "add" && by != "clamp" && by != "at-least" && by != "at-most")
     refuse("to steer by \"" + by + "\"", "add, clamp, at-least or at-most", "");
   for (const auto& [layer, values] : vector.layers) {

@@ -63,6 +63,7 @@ using Rows = std::vector<std::vector<int64_t>>;
 constexpr int64_t kLogitsAtOnce = int64_t{1} << 25;  // of a pass with guessed tokens: 128 MiB in float32
 
 void check_row(const Model& model, const BatchRow& row) {
+  if (!row.options) refuse({"generation", "a row without options", "GenerateOptions", ""});
   const auto& options = *row.options;
   const auto require = [](bool good, const char* name, auto value, const char* expected) {
     if (!good) refuse({"generation", name + (" " + std::to_string(value)), expected, ""});
@@ -148,8 +149,11 @@ int64_t passes_of(const std::vector<LiveRow>& rows) {
 thread_local const RunningPass* running_pass = nullptr;
 
 struct ShownPass {
-  explicit ShownPass(const RunningPass& pass) { running_pass = &pass; }
-  ~ShownPass() { running_pass = nullptr; }
+  explicit ShownPass(const RunningPass& pass) : outer(std::exchange(running_pass, &pass)) {}
+  ~ShownPass() { running_pass = outer; }
+  ShownPass(const ShownPass&) = delete;
+  ShownPass& operator=(const ShownPass&) = delete;
+  const RunningPass* outer;  // of a text whose hook continues another one
 };
 
 }  // namespace
@@ -178,7 +182,8 @@ struct RunningBatch::State {
             std::max<int64_t>(0, batch.columns()[static_cast<size_t>(batch.token(r, k))] + 1 - prompt));
     }
     const ShownPass shown(mine);
-    return model.forward(batch, pass).logits;
+    const ForwardResult result = model.forward(batch, pass);
+    return result.stopped ? result.needed_logits() : result.logits;  // none of a part of a prompt
   }
 
   // What all rows of one group begin with, once; 0 tokens where that is not worth it.

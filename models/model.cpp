@@ -148,13 +148,21 @@ std::vector<at::Tensor> Model::weight_copies(const std::string& name) const {
   return all;
 }
 
+const at::Tensor& ForwardResult::needed_logits() const {
+  if (!logits.defined())
+    refuse({"forward pass", "no logits: a hook ended the pass", "a pass to its end", "detach stop_after first"});
+  return logits;
+}
+
 void Model::set_weight(const std::string& name, const at::Tensor& value) {
   const State::Weight& weight = state_->find(name);
+  if (!value.defined()) refuse({"weight \"" + name + "\"", "no tensor", "a tensor of the weight's shape", ""});
   if (value.sizes() != weight.tensor.sizes() || !at::isFloatingType(value.scalar_type()) ||
       value.device() != weight.tensor.device()) {
     const auto place = [](const at::Tensor& x) { return shape_text(x.sizes()) + " on " + x.device().str(); };
     refuse({"weight \"" + name + "\"", std::string(c10::toString(value.scalar_type())) + " " + place(value),
-            "a floating type, " + place(weight.tensor), "move the tensor with route_like first"});
+            "a floating type, " + place(weight.tensor),
+            value.device() == weight.tensor.device() ? "" : "move the tensor with route_like first"});
   }
   const at::NoGradGuard no_grad;
   for (at::Tensor target : weight_copies(name))

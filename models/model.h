@@ -67,6 +67,9 @@ struct ForwardResult {
   at::Tensor hidden;     ///< [N,D] output of the last layer that ran (before the final norm), on that layer's device
   at::Tensor logits;     ///< [M,V] on the head's device, in the model's compute dtype; undefined if none were asked for
   bool stopped = false;  ///< a hook ended the pass
+
+  /// logits; throws Error(kInvalidArgument) where a hook ended the pass before there were any.
+  [[nodiscard]] const at::Tensor& needed_logits() const;
 };
 
 // What passes over a batch need on every device besides the weights: indices, masks, rotary tables. They are made on

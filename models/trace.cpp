@@ -238,7 +238,7 @@ Trace Model::trace(const Prompts& prompts, const std::vector<SiteRef>& sites, co
     session.capture(ref, {.reference = true, .tokens = {}});
   }
   session.attach();
-  trace.logits = batch.unpack(forward(batch).logits);
+  trace.logits = batch.unpack(forward(batch).needed_logits());
   for (const SiteRef& ref : sites) trace.captures[ref] = by_rows(session.captured(ref), batch, ref.site);
   session.finish();
   return trace;
@@ -254,7 +254,10 @@ std::vector<NextToken> Model::next_tokens(const Prompts& prompt, int64_t count) 
   const TokenBatch batch = batch_of(*this, prompt, nullptr);
   ForwardOptions options;
   options.logit_tokens = {{batch.token(0, -1)}};
-  const at::Tensor logits = devices::to_host(forward(batch, options).logits[0]).to(at::kDouble);
+  const at::Tensor logits = devices::to_host(forward(batch, options).needed_logits()[0]).to(at::kDouble);
+  if (!at::isfinite(logits).all().item<bool>())
+    throw Error(ErrorClass::kNumeric, {"next_tokens", "logits that are not finite", "finite weights and hooks",
+                                       "check the checkpoint (emend doctor) and what hooks write"});
   const auto [probabilities, ids] = at::softmax(logits, -1).topk(std::min(count, logits.size(0)), -1, true, true);
   std::vector<NextToken> next;
   for (int64_t i = 0; i < ids.size(0); ++i) {

@@ -83,8 +83,11 @@ void refuse_errors(const std::vector<datasets::Finding>& findings, const RunOpti
   const std::string more =
       errors.size() == 1 ? "" : " (and " + counted(errors.size() - 1, "other error") + " in the facts)";
   throw Error(ErrorClass::kCorruption,
-              {errors[0]->where, errors[0]->text + more, "facts that can be true together",
-               "emend lint shows all; " + setting("allow_conflicts") + " edits them all the same"});
+              {errors[0]->where, errors[0]->text + more,
+               errors[0]->check == "contradiction" ? "facts that can be true together" : "facts without errors",
+               "emend lint shows all" + (errors[0]->check == "contradiction"
+                                             ? "; " + setting("allow_conflicts") + " edits them all the same"
+                                             : "")});
 }
 
 }  // namespace

@@ -58,6 +58,7 @@ void Run::open() {
   least_said_ = options_.strict ? 100 : parse_percent(options_.min_said, "min_said");
   record_.command_line = lent_.command_line;
   if (load) facts_ = load_named_facts(options_.facts, lent_);
+  if (facts_.facts.empty()) refuse({"Run", "no facts", "at least one", "load_facts and FactSet make them"});
   facts_.fingerprint = datasets::fingerprint_of(facts_);
   record_.metrics = metric_names(options_.metrics, facts_, options_.single());
   refuse_contradictions(facts_, options_);
@@ -161,16 +162,18 @@ std::vector<nlohmann::json> Run::cases() const {
 }
 
 std::string Run::summary() const {
+  if (!complete_) return counted(facts_.facts.size(), "fact") + ", not edited yet\n";
   return summary_text(record_, facts_);
 }
 
 bool Run::said_enough() const {
-  return 100.0 * static_cast<double>(record_.count(Verdict::kSaid)) >=
-         least_said_ * static_cast<double>(facts_.facts.size());
+  return complete_ && 100.0 * static_cast<double>(record_.count(Verdict::kSaid)) >=
+                          least_said_ * static_cast<double>(facts_.facts.size());
 }
 
 void Run::execute() {
   if (options_.dry_run) return;
+  if (complete_) refuse({"Run", "executed already", "one call of execute()", "make another Run"});
   const devices::Tf32Products products(options_.compute_dtype == "tf32");
   try {
     work();
@@ -392,6 +395,7 @@ void Run::ask(const datasets::FactSet& asked, size_t begin, size_t end) {
 
 void Run::judge() {
   const auto outcomes = record_.outcomes();
+  record_.verdicts.clear();  // of an execution that was cancelled
   for (size_t i = 0; i < facts_.facts.size(); ++i)
     record_.verdicts.push_back(workflow::judge(i < outcomes.size() ? outcomes[i] : nullptr, answers_.at(i)));
 }

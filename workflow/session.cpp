@@ -99,10 +99,15 @@ Session::Session(models::Model& model, std::unique_ptr<editors::Editor> editor, 
 Session::~Session() = default;
 
 const Batch& Session::edit(std::span<const datasets::Fact> facts) {
-  return edit_alone(facts, {});  // nobody judges it: it stays
+  return put(facts, {});  // nobody judges it: it stays
 }
 
 const Batch& Session::edit_alone(std::span<const datasets::Fact> facts, const std::function<void()>& judge) {
+  if (!judge) refuse({"edit_alone", "nobody who judges", "a function", "edit() writes what is to stay"});
+  return put(facts, judge);
+}
+
+const Batch& Session::put(std::span<const datasets::Fact> facts, const std::function<void()>& judge) {
   for (const auto& fact : facts) datasets::validate(fact);
   return_free_memory();
   Batch result;
@@ -117,37 +122,58 @@ const Batch& Session::edit_alone(std::span<const datasets::Fact> facts, const st
     if (!judge) changes_.wrote(result.deltas);
   }
   facts_.insert(facts_.end(), facts.begin(), facts.end());
+  taken_back_.push_back(judge != nullptr);
   return_free_memory();
   return results_.emplace_back(std::move(result));
+}
+
+static void require_outcomes(const editors::Editor& editor, const Batch& result, size_t facts) {
+  if (result.outcomes.size() == facts) return;
+  throw Error(ErrorClass::kInvalidArgument,
+              {"editor " + editor.name(), counted(result.outcomes.size(), "outcome") + " of " + counted(facts, "fact"),
+               "one outcome a fact", "let Editor::edit return them all"});
 }
 
 void Session::write_into(Scope& scope, Batch& result, std::span<const datasets::Fact> facts,
                          const std::function<void()>& judge) {
   const auto state = editor_->state();
+  const auto read = std::ssize(readings_);
   result = editor_->edit(model_, facts, context_);
-  const std::string why = alarms(result);
-  if (!why.empty() && options_.on_collapse == "revert") {
-    scope.transaction.restore();
-    scope.transaction.commit();
-    undo();
-    throw Error(ErrorClass::kNumeric,
-                {"collapse guard", why, "a model that stays within the limits",
-                 "nothing was saved; use smaller batches, another editor, or " + setting("on_collapse", "skip")});
+  bool reverted = false;
+  try {
+    require_outcomes(*editor_, result, facts.size());
+    const std::string why = alarms(result);
+    if (!why.empty() && options_.on_collapse == "revert") {
+      reverted = true;
+      scope.transaction.restore();
+      scope.transaction.commit();
+      forget();
+      throw Error(ErrorClass::kNumeric,
+                  {"collapse guard", why, "a model that stays within the limits",
+                   "nothing was saved; use smaller batches, another editor, or " + setting("on_collapse", "skip")});
+    }
+    const bool kept = why.empty() || options_.on_collapse == "warn";
+    if (!kept) {
+      stopped_ = options_.on_collapse == "stop";
+      result.deltas.clear();
+      result.layers.clear();
+      result.outcomes = failed_outcomes(facts, "taken back by the collapse guard: " + why);
+      take_back(scope, state);
+    }
+    if (!judge) return;
+    if (kept)  // every batch is the last
+      if (auto closing = editor_->finish(model_, context_))
+        for (auto& delta : closing->deltas) result.deltas.push_back(std::move(delta));
+    judge();
+    if (kept) take_back(scope, state);
+  } catch (...) {  // of the guard's pass, of who judges: nothing of the batch stays
+    if (!reverted) {
+      take_back(scope, state);
+      readings_.erase(readings_.begin() + read, readings_.end());
+      stopped_ = false;
+    }
+    throw;
   }
-  const bool kept = why.empty() || options_.on_collapse == "warn";
-  if (!kept) {
-    stopped_ = options_.on_collapse == "stop";
-    result.deltas.clear();
-    result.layers.clear();
-    result.outcomes = failed_outcomes(facts, "taken back by the collapse guard: " + why);
-    take_back(scope, state);
-  }
-  if (!judge) return;
-  if (kept)  // every batch is the last
-    if (auto closing = editor_->finish(model_, context_))
-      for (auto& delta : closing->deltas) result.deltas.push_back(std::move(delta));
-  judge();
-  if (kept) take_back(scope, state);
 }
 
 // What the guard finds wrong with the model after this batch; empty if all is well.
@@ -179,13 +205,21 @@ const Batch* Session::finish() {
   auto result = editor_->finish(model_, context_);
   scope.transaction.commit();
   if (result) changes_.wrote(result->deltas);
-  return result ? &results_.emplace_back(std::move(*result)) : nullptr;
+  if (!result) return nullptr;
+  taken_back_.push_back(false);
+  return &results_.emplace_back(std::move(*result));
 }
 
 void Session::undo() {
+  forget();
+  readings_.clear();
+}
+
+void Session::forget() {
   changes_.take_out();
   editor_->reset();
   results_.clear();
+  taken_back_.clear();
   facts_.clear();
   stopped_ = forgets_ = false;
 }
@@ -196,7 +230,13 @@ void Session::resume(std::vector<Batch> batches, std::span<const datasets::Fact>
   // What was sampled is sampled once; other contexts an editor makes anew for each batch.
   if (!batches.empty() && batches.back().contexts && batches.back().contexts->sampled)
     context_.contexts = batches.back().contexts;
+  size_t count = 0;
+  for (const auto& batch : batches) count += batch.outcomes.size();
+  if (count != facts.size())
+    refuse({"resume", counted(facts.size(), "fact") + " for batches of " + std::to_string(count),
+            "the facts of the batches, one after the other", ""});
   results_ = std::move(batches);
+  taken_back_.assign(results_.size(), options_.single());
   facts_.assign(facts.begin(), facts.end());
   readings_ = std::move(state.readings);
   stopped_ = options_.on_collapse == "stop" &&
@@ -235,7 +275,8 @@ void Session::forget_deltas() {
 std::vector<editors::WeightDelta> Session::deltas() const {
   std::vector<editors::WeightDelta> all;
   if (!forgets_) {
-    for (const auto& batch : results_) all.insert(all.end(), batch.deltas.begin(), batch.deltas.end());
+    for (size_t b = 0; b < results_.size(); ++b)
+      if (!taken_back_[b]) all.insert(all.end(), results_[b].deltas.begin(), results_[b].deltas.end());
     return all;
   }
   std::map<std::string, int> layers;
@@ -295,9 +336,9 @@ editors::EditPack Session::pack() const {
   if (!results_.empty() && results_.back().contexts) whole.contexts = {results_.back().contexts->groups, false, 0};
   std::vector<datasets::Fact> written;  // without those that failed or were taken back
   size_t place = 0;
-  for (const auto& batch : results_)
-    for (const auto& outcome : batch.outcomes) {
-      if (outcome.status != editors::FactStatus::kFailed) written.push_back(facts_.at(place));
+  for (size_t b = 0; b < results_.size(); ++b)
+    for (const auto& outcome : results_[b].outcomes) {
+      if (outcome.status != editors::FactStatus::kFailed && !taken_back_[b]) written.push_back(facts_.at(place));
       ++place;
     }
   auto pack = editors::EditPack::from_results(model_, std::span<const Batch>(&whole, 1), written);

@@ -42,8 +42,8 @@ class Session {
   /// options.on_collapse decides: a batch that is taken back has failed facts and no deltas, and after "stop" nothing
   /// more is edited; "revert" undoes everything and throws Error(kNumeric). The result is valid until the next call.
   const Batch& edit(std::span<const datasets::Fact> facts);
-  /// The same from the unedited model: `judge` is called while the edit is in force (also for one that was taken back),
-  /// then every byte comes back.
+  /// The same, and taken back: `judge`, which has to be given, is called while the edit is in force (also for one that
+  /// the guard took back), then every byte comes back. It is no part of deltas(), pack() and what is saved.
   const Batch& edit_alone(std::span<const datasets::Fact> facts, const std::function<void()>& judge);
   /// To be called once after the last batch: editors that correct the sum of all changes (PRUNE) do it here. Null where
   /// there is nothing to do.
@@ -60,6 +60,7 @@ class Session {
   /// Calls `work` while one batch of the single protocol is in force once more.
   void during(const Batch& batch, const std::function<void()>& work);
 
+  /// Of every batch, also of those of edit_alone().
   [[nodiscard]] const std::vector<Batch>& results() const noexcept { return results_; }
   [[nodiscard]] const std::vector<evaluation::GuardReading>& readings() const noexcept { return readings_; }
   [[nodiscard]] bool stopped() const noexcept { return stopped_; }  ///< by the collapse guard
@@ -97,6 +98,8 @@ class Session {
 
  private:
   class Scope;
+  const Batch& put(std::span<const datasets::Fact> facts, const std::function<void()>& judge);
+  void forget();
   void write_into(Scope& scope, Batch& result, std::span<const datasets::Fact> facts,
                   const std::function<void()>& judge);
   [[nodiscard]] std::string alarms(const Batch& result);
@@ -112,6 +115,7 @@ class Session {
   editors::EditContext context_;
   std::string compute_dtype_;
   std::vector<Batch> results_;
+  std::vector<bool> taken_back_;  ///< of each: it is not in the model, nor in what is saved
   std::vector<evaluation::GuardReading> readings_;
   std::vector<datasets::Fact> facts_;
   bool stopped_ = false, forgets_ = false;

@@ -53,7 +53,7 @@ at::Tensor merged(const std::vector<WiseMemory>& memories, const WiseHparams& h)
   const at::Tensor all = at::stack(parts);
   if (h.merge_alg == "linear") return all.mean(0) * h.weights;
   const at::Tensor agree = (all.sign() == all.sum(0).sign()).logical_and(all != 0);
-  return (all * agree).sum(0) / agree.sum(0).clamp_min(1) * h.weights;
+  return (all * agree).sum(0) / agree.sum(0).clamp_min(1);  // equal weights cancel
 }
 
 class WiseTraining {

@@ -40,8 +40,9 @@ WeightDelta add(const WeightDelta& first, const WeightDelta& more) {
 
 WeightDelta WeightDelta::factors(const models::EditSite& site, at::Tensor left_DR, at::Tensor right_FR) {
   WeightDelta delta{site.weight_name, site.layer, site.orientation, std::move(left_DR), std::move(right_FR), {}};
-  EMEND_CHECK(delta.left_DR.dim() == 2 && delta.right_FR.dim() == 2 && delta.left_DR.size(1) == delta.right_FR.size(1),
-              "factors of different rank");
+  const auto is_matrix = [](const at::Tensor& factor) { return factor.defined() && factor.dim() == 2; };
+  if (!is_matrix(delta.left_DR) || !is_matrix(delta.right_FR) || delta.left_DR.size(1) != delta.right_FR.size(1))
+    refuse({site.weight_name, "factors that do not fit together", "[D, R] and [F, R]", ""});
   return delta;
 }
 

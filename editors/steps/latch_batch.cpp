@@ -24,14 +24,6 @@ namespace {
 
 using Ids = std::vector<int64_t>;
 
-// Sentences in which a subject or a prompt stands while its gate learns.
-constexpr std::array kMentions = {"{}", "What about {}", "Tell me about {}", "This is about {}", "Question: {}"};
-// What stands behind a subject that is a text's first token.
-constexpr std::array kBehind = {"{}'s",  "{} is", "{} was",  "{},",    "{} and", "{} has",
-                                "{} in", "{} of", "{} will", "{} are", "{} (",   "{} often"};
-constexpr std::array kNegations = {"It is not true that {}", "It is false that {}", "I doubt that {}",
-                                   "Nobody believes that {}"};
-
 // A text's first token has much the same state in the layers of gates, whatever it is (an attention sink). A subject
 // that is one, where there is no BOS, is read off the token behind it.
 PromptRow off_the_sink(PromptRow row) {
@@ -198,8 +190,10 @@ class LatchBatch {
       if (joint.kl_rows.empty()) joint.kl_rows = std::move(one.kl_rows);
     }
     joint.case_id = batch_.rendered[unit.facts[0]].case_id;
-    joint.more_steps = std::llround(static_cast<double>(h_.v_num_grad_steps) *
-                                    (std::sqrt(static_cast<double>(unit.facts.size())) - 1));
+    size_t longest = 4;  // tokens of an answer; so many need no more steps
+    for (const size_t i : unit.facts) longest = std::max(longest, batch_.rendered[i].target_ids.size());
+    const double harder = std::sqrt(static_cast<double>(unit.facts.size() * longest) / 4);
+    joint.more_steps = std::llround(static_cast<double>(h_.v_num_grad_steps) * (harder - 1));
     return joint;
   }
 
@@ -347,6 +341,7 @@ class LatchBatch {
     std::vector<Ids> whole;                                                     // whole prompts and their negations
     std::vector<std::vector<std::pair<size_t, size_t>>> denied(units_.size());  // places of both
     for (auto& unit : units_) {
+      const size_t u = static_cast<size_t>(&unit - units_.data());
       unit.begin = prompts_.size();
       for (const size_t i : unit.facts)
         for (auto& row : asked(i)) prompts_.push_back(std::move(row));
@@ -362,19 +357,24 @@ class LatchBatch {
         whole.push_back(batch_.rendered[i].rows[0].ids);
         for (const char* negation : kNegations)
           if (add(datasets::with_subject(negation, facts_[batch_.places[i]].prompt), unit.subject)) {
-            denied[static_cast<size_t>(&unit - units_.data())].emplace_back(affirmed, whole.size());
+            denied[u].emplace_back(affirmed, whole.size());
             whole.push_back(prompts_.back().ids);
           }
       }
       unit.denied = prompts_.size();
-      const auto& names = similar[static_cast<size_t>(&unit - units_.data())];
-      for (size_t k = 0; k < names.size(); ++k) {  // every other one behind a piece of text
-        context_.log.event(LogLevel::kDebug, "lookalike", unit.subject + ": " + names[k], {});
+      for (size_t k = 0; const auto& name : similar[u]) {  // every other one behind a piece of text
+        context_.log.event(LogLevel::kDebug, "lookalike", unit.subject + ": " + name, {});
         const std::string& prompt = facts_[batch_.places[unit.facts[k % unit.facts.size()]]].prompt;
         const bool led = k % 2 == 1 && !texts_.leads.empty();
-        add(led ? datasets::with_subject(texts_.leads[k / 2 % texts_.leads.size()], prompt) : prompt, names[k]);
-        if (alone) add(kBehind[k % kBehind.size()], names[k]);
+        add(led ? datasets::with_subject(texts_.leads[k / 2 % texts_.leads.size()], prompt) : prompt, name);
+        if (alone) add(kBehind[k % kBehind.size()], name);
+        ++k;
       }
+      if (alone)  // shut at whatever else begins a text, too
+        for (size_t k = 0; const auto& word : words_that_begin(model_.tokenizer(), texts_.rows, unit.subject)) {
+          for (const size_t i : unit.facts) add(facts_[batch_.places[i]].prompt, word);
+          add(kBehind[k++ % kBehind.size()], word);
+        }
       unit.aside = prompts_.size();
       for (const std::string& aside : unit.asides) {
         add(aside, unit.subject);

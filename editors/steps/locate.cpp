@@ -173,6 +173,11 @@ class BatchEdit {
       if (unit.target && targets_[*unit.target].status != FactStatus::kFailed &&
           result_.outcomes[batch_.places[unit.fact]].status != FactStatus::kFailed)
         columns_.push_back(&unit);
+    for (const Unit* unit : columns_)
+      if (const auto& why = targets_[*unit->target].withheld; !why.empty()) {
+        result_.outcomes[batch_.places[unit->fact]].status = FactStatus::kFailed;
+        result_.outcomes[batch_.places[unit->fact]].reason = why;
+      }
   }
 
   // Of the last round that succeeded; steps and curve of all.

@@ -122,8 +122,15 @@ void anchor_targets(const std::vector<at::Tensor>& mlp, double& norm, std::vecto
       if (good(i)) norms.push_back((mlp[i] + targets[i].delta_D[0]).norm().item<double>());
     norm = anchor_norm(norms);
   }
-  for (size_t i = 0; i < targets.size(); ++i)
-    if (good(i)) targets[i].target_D[0] = anchored_target(targets[i].initial_D[0], targets[i].delta_D[0], mlp[i], norm);
+  for (size_t i = 0; i < targets.size(); ++i) {
+    if (!good(i)) continue;
+    Target& target = targets[i];
+    target.target_D[0] = anchored_target(target.initial_D[0], target.delta_D[0], mlp[i], norm);
+    if (at::equal(target.target_D[0], target.initial_D[0]))
+      target.withheld =
+          formatted("the value has norm %.4g, more than twice the anchor's %.4g, and is not written (nas)",
+                    (mlp[i] + target.delta_D[0]).norm().item<double>(), norm);
+  }
 }
 
 at::Tensor share_reached(const LayerProblem& problem, const WeightDelta& delta) {

@@ -70,13 +70,14 @@ SecondMoment::SecondMoment(at::Tensor cov_FF, int64_t count, nlohmann::json orig
 }
 
 const at::Tensor& SecondMoment::cov_FF() const {
+  if (!state_) refuse({"second moment", "an empty one", "one that was made of a matrix", ""});
   return state_->cov_FF;
 }
 int64_t SecondMoment::width() const {
-  return state_->cov_FF.size(0);
+  return cov_FF().size(0);
 }
 int64_t SecondMoment::count() const {
-  return state_->count;
+  return state_ ? state_->count : 0;
 }
 const nlohmann::json& SecondMoment::origin() const {
   return state_->origin;

@@ -49,7 +49,7 @@ StatisticsText StatisticsText::from_file(const std::filesystem::path& path) {
 std::map<int, SecondMoment> collect_second_moments(const models::Model& model,
                                                    const std::vector<std::vector<int64_t>>& rows,
                                                    const std::vector<int>& layers, const StatisticsOptions& options) {
-  EMEND_CHECK(!layers.empty(), "statistics of no layer");
+  if (layers.empty()) refuse({"statistics", "no layer", "at least one", ""});
   const int64_t total = detail::tokens_of(rows);
   std::vector<detail::Sums> sums(1);
   int64_t done = 0;

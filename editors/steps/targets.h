@@ -113,6 +113,7 @@ struct Target {
   std::vector<at::Tensor> target_D;   ///< t0 + δ a site
   FactStatus status = FactStatus::kMaxSteps;
   std::string reason;
+  std::string withheld;  ///< why it asks for no change, though it stands among the others (Norm-Anchor Scaling)
   int64_t steps = 0;
   std::vector<LossTerms> curve;
   std::optional<TargetTrace> trace;  ///< if the context asks for traces

@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 #include <emend/core/mapped.h>
+#include <emend/core/text.h>
 #include <emend/devices/cores.h>
 #include <emend/devices/route.h>
 #include <emend/editors/steps/prompts.h>
@@ -12,6 +13,7 @@
 #include <array>
 #include <cctype>
 #include <iterator>
+#include <map>
 #include <sstream>
 
 namespace emend::editors {
@@ -152,6 +154,11 @@ std::vector<std::string> namesakes(const std::string& subject, std::span<const s
         add(other);
       }
   if (words.size() < 2) return found;
+  static const std::vector<std::string> owners = {"My", "Your", "His", "Her", "Our", "Their"};
+  const auto owns = [&](const std::string& owner) { return lower(owner) == lower(words[0]); };
+  if (std::ranges::any_of(owners, owns))
+    for (const auto& owner : owners)
+      if (!owns(owner)) add(owner + subject.substr(words[0].size()));
   const std::string last = " " + words.back();
   for (const auto& name : names) {
     const std::vector<std::string> other = words_of(name);
@@ -168,6 +175,27 @@ std::vector<std::string> namesakes(const std::string& subject, std::span<const s
     }
   }
   return found;
+}
+
+std::vector<std::string> words_that_begin(const models::Tokenizer& tokenizer,
+                                          const std::vector<std::vector<int64_t>>& rows, const std::string& subject) {
+  constexpr size_t kMost = 200, kShortest = 2;
+  std::map<int64_t, int64_t> counts;
+  for (const auto& row : rows)
+    for (const int64_t id : row) ++counts[id];
+  std::vector<std::pair<int64_t, int64_t>> often(counts.begin(), counts.end());
+  std::ranges::stable_sort(often, [](const auto& a, const auto& b) { return a.second > b.second; });
+  std::vector<std::string> words;
+  for (const auto& [id, count] : often) {
+    const std::string word(trimmed(tokenizer.decode(std::vector<int64_t>{id}), " "));
+    const auto is_letter = [](unsigned char c) { return c < 0x80 && std::isalpha(c) != 0; };
+    if (word.size() < kShortest || !std::ranges::all_of(word, is_letter) || std::islower(word[0]) != 0 ||
+        word == subject || std::ranges::find(words, word) != words.end() || tokenizer.encode(word).size() != 1)
+      continue;
+    words.push_back(word);
+    if (words.size() == kMost) break;
+  }
+  return words;
 }
 
 std::vector<std::vector<std::string>> lookalikes(const models::Model& model, std::span<const std::string> subjects,

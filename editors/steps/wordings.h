@@ -5,9 +5,19 @@
 #include <emend/datasets/fact.h>
 #include <emend/models/model.h>
 
+#include <array>
 #include <span>
 
 namespace emend::editors {
+
+/// Sentences in which a subject or a prompt stands while its gate learns.
+inline constexpr std::array kMentions = {"{}", "What about {}", "Tell me about {}", "This is about {}", "Question: {}"};
+/// What stands behind a subject that is a text's first token.
+inline constexpr std::array kBehind = {"{}'s",  "{} is", "{} was",  "{},",    "{} and", "{} has",
+                                       "{} in", "{} of", "{} will", "{} are", "{} (",   "{} often"};
+/// Sentences that deny a prompt.
+inline constexpr std::array kNegations = {"It is not true that {}", "It is false that {}", "I doubt that {}",
+                                          "Nobody believes that {}"};
 
 struct WritingOptions {
   int64_t count = 3;    ///< of a fact or subject, at most
@@ -35,8 +45,15 @@ struct WritingOptions {
 /// in front of the subject's last word (of its last two where it has three); and its first word in the place of what
 /// stands in the middle. "Naples International Airport", "Osaka Castle" → "Osaka Airport", "Osaka International
 /// Airport", "Naples Osaka Airport". None of a name with the subject's first word. And up to twelve names with another
-/// number in a subject's: "Airbus A340" → "Airbus A350", "Airbus A320". None for a subject of one word without digits.
+/// number in a subject's: "Airbus A340" → "Airbus A350", "Airbus A320". And other owners of what is
+/// somebody's: "My name" → "His name". None for a subject of one word without digits.
 [[nodiscard]] std::vector<std::string> namesakes(const std::string& subject, std::span<const std::string> names);
+
+/// Up to 200 words of a text, the most frequent first, that begin with a capital letter and are one token where they
+/// begin a text, without `subject`: "The", "London".
+[[nodiscard]] std::vector<std::string> words_that_begin(const models::Tokenizer& tokenizer,
+                                                        const std::vector<std::vector<int64_t>>& rows,
+                                                        const std::string& subject);
 
 /// For each subject up to `count` names of its kind: what the model writes behind three lists of names and the subject
 /// ("Airbus A340," → "Airbus A350, Airbus A380"). Often fewer, sometimes none, as where the request does not fit into

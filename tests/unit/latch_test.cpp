@@ -181,6 +181,20 @@ TEST(Lookalikes, EndAsTheSubjectDoes) {
   EXPECT_EQ(editors::namesakes("Anna Lindh", Names()), Names());
   EXPECT_EQ(editors::namesakes("Airbus A9", Names{"Airbus A2"}), (Names{"Airbus A0", "Airbus A5", "Airbus A7"}))
       << "numbers beside its own";
+  EXPECT_EQ(editors::namesakes("My name", Names()),
+            (Names{"Your name", "His name", "Her name", "Our name", "Their name"}))
+      << "what is somebody's is somebody else's, too";
+}
+
+TEST(Lookalikes, TextsBeginWithOtherWords) {
+  const models::Model model = testing::tiny_model();
+  const auto& tokenizer = model.tokenizer();
+  const std::vector<std::vector<int64_t>> rows = {tokenizer.encode("The Tower The tower Is THE 4 Rome").ids,
+                                                  tokenizer.encode("A Rome B The").ids};
+  for (const auto& word : editors::words_that_begin(tokenizer, rows, "Rome")) {
+    EXPECT_EQ(tokenizer.encode(word).size(), 1U) << word;
+    EXPECT_TRUE(word != "Rome" && word.size() > 1 && std::isupper(static_cast<unsigned char>(word[0]))) << word;
+  }
 }
 
 TEST(Lookalikes, AreNotAskedOfAModelTheyDoNotFit) {

@@ -116,6 +116,22 @@ TEST(RlsEdit, RemembersTheKeysThatABatchWasWrittenWith) {
   }
 }
 
+// Norm-Anchor Scaling does not write a value that is too long, and says so.
+TEST(Nas, WhatIsNotWrittenHasFailed) {
+  auto model = testing::tiny_model();
+  auto statistics = testing::tiny_statistics(model);
+  editors::EditContext context;
+  context.contexts = testing::tiny_contexts();
+  context.statistics = &statistics;
+  const auto before = model.weight(model.edit_site(1).weight_name).clone();
+  const auto result =
+      make_sequential("memit", kMemit + "nas: true\nnas_norm: 1e-6\n", model)->edit(model, first_batch(), context);
+  EXPECT_EQ(result.failed(), std::ssize(first_batch()));
+  for (const auto& outcome : result.outcomes)
+    EXPECT_NE(outcome.reason.find("more than twice the anchor"), std::string::npos) << outcome.reason;
+  EXPECT_LT((model.weight(model.edit_site(1).weight_name) - before).abs().max().item<double>(), 1e-6);
+}
+
 // CoRE adds to MEMIT's loss the distances of all pairs of contexts: the formula itself on states that are read apart
 // from the optimisation, and less distance in the end. Without weight it is MEMIT.
 TEST(Core, DrawsContextsTogether) {

@@ -165,6 +165,55 @@ TEST(Session, UndoTakesOutItsOwnEditsAlone) {
   EXPECT_TRUE(changed_weights(model, before).empty());
 }
 
+// What is thrown behind the editor's back (by who judges, or in the guard's pass) leaves neither weights nor memory.
+TEST(Session, WhatIsThrownBehindAnEditTakesItBack) {
+  auto model = testing::tiny_model(), other = testing::tiny_model();
+  auto statistics = testing::tiny_statistics(model);
+  const auto before = all_weights(model);
+  const auto facts = tiny_facts();
+  Session session(model, options_for("memit-seq"), {.statistics = &statistics});
+  EXPECT_THROW((void)session.edit_alone(std::span(facts).first(1), [] { throw std::runtime_error("judge"); }),
+               std::runtime_error);
+  EXPECT_TRUE(changed_weights(model, before).empty());
+  {
+    hooks::HookSession hook(model.hooks());
+    hook.edit({hooks::Site::kFinalNorm}, [](const at::Tensor&) -> at::Tensor { throw std::runtime_error("guard"); });
+    hook.attach();
+    EXPECT_ANY_THROW((void)session.edit(std::span(facts).first(1)));
+  }
+  EXPECT_TRUE(changed_weights(model, before).empty());
+  EXPECT_TRUE(session.editor().state().empty()) << "of batches that were taken back";
+  EXPECT_TRUE(session.readings().empty());
+  (void)session.edit(std::span(facts).subspan(1));
+  Session fresh(other, options_for("memit-seq"), {.statistics = &statistics});
+  (void)fresh.edit(std::span(facts).subspan(1));
+  EXPECT_TRUE(changed_weights(model, all_weights(other)).empty());
+}
+
+TEST(Session, ABatchThatWasTakenBackIsNotSaved) {
+  auto model = testing::tiny_model();
+  auto statistics = testing::tiny_statistics(model);
+  const auto facts = tiny_facts();
+  Session session(model, options_for("memit"), {.statistics = &statistics});
+  EXPECT_THROW((void)session.edit_alone(facts, {}), Error) << "nobody judges it";
+  (void)session.edit(std::span(facts).first(1));
+  const auto edited = all_weights(model);
+  const auto deltas = session.deltas().size();
+  bool judged = false;
+  (void)session.edit_alone(std::span(facts).subspan(1), [&] {
+    judged = true;
+    EXPECT_FALSE(changed_weights(model, edited).empty());
+  });
+  EXPECT_TRUE(judged);
+  EXPECT_TRUE(changed_weights(model, edited).empty());
+  EXPECT_EQ(session.results().size(), 2U);
+  EXPECT_EQ(session.deltas().size(), deltas);
+  EXPECT_EQ(session.pack().facts.size(), 1U);
+  session.undo();
+  EXPECT_TRUE(session.readings().empty());
+  EXPECT_THROW(session.resume({}, facts, {}), Error) << "facts of no batch";
+}
+
 TEST(Session, SaysWhatIsWrongWithTheRequest) {
   auto model = testing::tiny_model();
   const auto message = [&](RunOptions options) -> std::string {
