@@ -168,7 +168,7 @@ Evaluation evaluate(const models::Model& model, const datasets::FactSet& facts, 
     refuse({"before", "an evaluation of other facts, or in another order", "one of these facts in this order",
             "evaluate the unedited model on the same list"});
   for (const auto& name : names)
-    if (options.before && !options.before->summary.contains(name))
+    if (options.before && !options.before->facts.empty() && !options.before->summary.contains(name))
       refuse({"before", "an evaluation without " + name, "one with the same families",
               "evaluate the unedited model with them"});
   Plan plan(context, names);
