@@ -167,7 +167,7 @@ Evaluation evaluate(const models::Model& model, const datasets::FactSet& facts, 
   if (options.before && !options.before->facts.empty() && options.before->facts != evaluation.facts)
     refuse({"before", "an evaluation of other facts, or in another order", "one of these facts in this order",
             "evaluate the unedited model on the same list"});
-  for (const auto& name : names)
+  for (const auto& name : resolve_metrics(names, facts))
     if (options.before && !options.before->facts.empty() && !options.before->summary.contains(name))
       refuse({"before", "an evaluation without " + name, "one with the same families",
               "evaluate the unedited model with them"});
