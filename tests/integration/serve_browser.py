@@ -196,7 +196,8 @@ def walk(browser, server, url):
     browser.run("document.querySelector('#packs [role=switch]').click()")
     browser.wait(names + ".then((n) => n === '0/1')")
     browser.wait("document.querySelector('#packs [role=switch]')?.checked === false")
-    browser.run("window.confirm = () => true; document.querySelector('#packs button[aria-label^=Undo]').click()")
+    browser.wait("!!document.querySelector('#packs button[aria-label^=Delete]')")
+    browser.run("window.confirm = () => true; document.querySelector('#packs button[aria-label^=Delete]').click()")
     browser.wait(names + ".then((n) => n === '0/0')")
     assert browser.run(ANSWER) == unedited
     # a file with a mistake
