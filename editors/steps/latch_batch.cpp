@@ -338,7 +338,8 @@ class LatchBatch {
       const auto more = namesakes(units_[u].subject, similar[u]);
       similar[u].insert(similar[u].end(), more.begin(), more.end());
     }
-    std::vector<Ids> whole;                                                     // whole prompts and their negations
+    std::optional<std::vector<std::string>> firsts;  // words that texts begin with, once somebody needs them
+    std::vector<Ids> whole;                          // whole prompts and their negations
     std::vector<std::vector<std::pair<size_t, size_t>>> denied(units_.size());  // places of both
     for (auto& unit : units_) {
       const size_t u = static_cast<size_t>(&unit - units_.data());
@@ -370,8 +371,9 @@ class LatchBatch {
         if (alone) add(kBehind[k % kBehind.size()], name);
         ++k;
       }
+      if (alone && !firsts) firsts = words_that_begin(model_.tokenizer(), texts_.rows);
       if (alone)  // shut at whatever else begins a text, too
-        for (size_t k = 0; const auto& word : words_that_begin(model_.tokenizer(), texts_.rows, unit.subject)) {
+        for (size_t k = 0; const auto& word : without(*firsts, unit.subject)) {
           for (const size_t i : unit.facts) add(facts_[batch_.places[i]].prompt, word);
           add(kBehind[k++ % kBehind.size()], word);
         }

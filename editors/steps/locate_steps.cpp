@@ -114,25 +114,6 @@ std::vector<PromptRow> plain_rows(const std::vector<TargetProblem>& problems) {
   });
 }
 
-void anchor_targets(const std::vector<at::Tensor>& mlp, double& norm, std::vector<Target>& targets) {
-  const auto good = [&](size_t i) { return targets[i].status != FactStatus::kFailed; };
-  if (norm == 0) {
-    std::vector<double> norms;
-    for (size_t i = 0; i < targets.size(); ++i)
-      if (good(i)) norms.push_back((mlp[i] + targets[i].delta_D[0]).norm().item<double>());
-    norm = anchor_norm(norms);
-  }
-  for (size_t i = 0; i < targets.size(); ++i) {
-    if (!good(i)) continue;
-    Target& target = targets[i];
-    target.target_D[0] = anchored_target(target.initial_D[0], target.delta_D[0], mlp[i], norm);
-    if (at::equal(target.target_D[0], target.initial_D[0]))
-      target.withheld =
-          formatted("the value has norm %.4g, more than twice the anchor's %.4g, and is not written (nas)",
-                    (mlp[i] + target.delta_D[0]).norm().item<double>(), norm);
-  }
-}
-
 at::Tensor share_reached(const LayerProblem& problem, const WeightDelta& delta) {
   const at::Tensor asked_N = problem.residual_DN.norm(2, 0);
   const auto moved_by = [&](const at::Tensor& factor) { return factor.to(problem.dtype).matmul(problem.keys_FN); };

@@ -1,7 +1,9 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/mapped.h>
+#include <emend/core/text.h>
 #include <emend/devices/route.h>
+#include <emend/editors/detail/locate_parts.h>
 #include <emend/editors/steps/locate.h>
 #include <emend/editors/steps/modifiers.h>
 
@@ -27,6 +29,25 @@ at::Tensor anchored_target(const at::Tensor& initial_D, const at::Tensor& delta_
   const double length = wanted_D.norm().item<double>();
   if (length > 2 * norm || length == 0) return initial_D.clone();
   return initial_D - mlp_D + wanted_D * (norm / length);
+}
+
+void detail::anchor_targets(const std::vector<at::Tensor>& mlp, double& norm, std::vector<Target>& targets) {
+  const auto good = [&](size_t i) { return targets[i].status != FactStatus::kFailed; };
+  if (norm == 0) {
+    std::vector<double> norms;
+    for (size_t i = 0; i < targets.size(); ++i)
+      if (good(i)) norms.push_back((mlp[i] + targets[i].delta_D[0]).norm().item<double>());
+    norm = anchor_norm(norms);
+  }
+  for (size_t i = 0; i < targets.size(); ++i) {
+    if (!good(i)) continue;
+    Target& target = targets[i];
+    target.target_D[0] = anchored_target(target.initial_D[0], target.delta_D[0], mlp[i], norm);
+    if (at::equal(target.target_D[0], target.initial_D[0]))
+      target.withheld =
+          formatted("the value has norm %.4g, more than twice the anchor's %.4g, and is not written (nas)",
+                    (mlp[i] + target.delta_D[0]).norm().item<double>(), norm);
+  }
 }
 
 std::pair<at::Tensor, at::Tensor> leading_directions(const at::Tensor& weight_DF, double share) {

@@ -177,9 +177,11 @@ std::vector<std::string> namesakes(const std::string& subject, std::span<const s
   return found;
 }
 
+constexpr size_t kMostFirsts = 200;
+
 std::vector<std::string> words_that_begin(const models::Tokenizer& tokenizer,
-                                          const std::vector<std::vector<int64_t>>& rows, const std::string& subject) {
-  constexpr size_t kMost = 200, kShortest = 2;
+                                          const std::vector<std::vector<int64_t>>& rows) {
+  constexpr size_t kShortest = 2;
   std::map<int64_t, int64_t> counts;
   for (const auto& row : rows)
     for (const int64_t id : row) ++counts[id];
@@ -190,11 +192,17 @@ std::vector<std::string> words_that_begin(const models::Tokenizer& tokenizer,
     const std::string word(trimmed(tokenizer.decode(std::vector<int64_t>{id}), " "));
     const auto is_letter = [](unsigned char c) { return c < 0x80 && std::isalpha(c) != 0; };
     if (word.size() < kShortest || !std::ranges::all_of(word, is_letter) || std::islower(word[0]) != 0 ||
-        word == subject || std::ranges::find(words, word) != words.end() || tokenizer.encode(word).size() != 1)
+        std::ranges::find(words, word) != words.end() || tokenizer.encode(word).size() != 1)
       continue;
     words.push_back(word);
-    if (words.size() == kMost) break;
+    if (words.size() == kMostFirsts + 1) break;
   }
+  return words;
+}
+
+std::vector<std::string> without(std::vector<std::string> words, const std::string& subject) {
+  std::erase(words, subject);
+  words.resize(std::min(words.size(), kMostFirsts));
   return words;
 }
 

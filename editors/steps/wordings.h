@@ -49,11 +49,12 @@ struct WritingOptions {
 /// somebody's: "My name" → "His name". None for a subject of one word without digits.
 [[nodiscard]] std::vector<std::string> namesakes(const std::string& subject, std::span<const std::string> names);
 
-/// Up to 200 words of a text, the most frequent first, that begin with a capital letter and are one token where they
-/// begin a text, without `subject`: "The", "London".
+/// Up to 201 words of a text, the most frequent first, that begin with a capital letter and are one token where they
+/// begin a text: "The", "London".
 [[nodiscard]] std::vector<std::string> words_that_begin(const models::Tokenizer& tokenizer,
-                                                        const std::vector<std::vector<int64_t>>& rows,
-                                                        const std::string& subject);
+                                                        const std::vector<std::vector<int64_t>>& rows);
+/// The first 200 of them that are not `subject`.
+[[nodiscard]] std::vector<std::string> without(std::vector<std::string> words, const std::string& subject);
 
 /// For each subject up to `count` names of its kind: what the model writes behind three lists of names and the subject
 /// ("Airbus A340," → "Airbus A350, Airbus A380"). Often fewer, sometimes none, as where the request does not fit into
