@@ -81,7 +81,11 @@ explain_failure() {
     die "$what failed: the disk is full" "$(df -Ph . | awk 'NR == 2 {print $4 " free on " $6}'); the project needs about 5 GB" \
       "make room, then run the same command again; $full"
   fi
-  if grep -qiE 'could not resolve|temporary failure (in name|resolv)|name or service not known|failed to establish a new connection|network is unreachable|connection (timed out|refused|reset)|could not connect|failed to fetch|read timed out|certificate verify failed' <<<"$text"; then
+  if grep -qiE 'certificate.?verify.?failed|certificate verification failed' <<<"$text"; then
+    die "$what failed: the package server's certificate is not trusted" "a proxy that reads along, or a clock that is wrong; here it is $(date)" \
+      "add the proxy's certificate (apt: /usr/local/share/ca-certificates and update-ca-certificates; pip: PIP_CERT=FILE), then run the same command again; $full"
+  fi
+  if grep -qiE 'could not resolve|temporary failure (in name|resolv)|name or service not known|failed to establish a new connection|network is unreachable|connection (timed out|refused|reset)|could not connect|failed to fetch|read timed out' <<<"$text"; then
     die "$what failed: the package server cannot be reached" "no network, or a proxy that is not configured" \
       "connect (apt and pip use their usual proxy settings), then run the same command again; $full"
   fi
