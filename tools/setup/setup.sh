@@ -113,7 +113,7 @@ pip_install() {
   touch "$pip_venv/.installing"
   mkdir -p "$pip_venv/tmp"  # large downloads: /tmp is often small
   run_logged "$what" pip_progress env TMPDIR="$PWD/$pip_venv/tmp" "$pip_venv/bin/python" -m pip --disable-pip-version-check \
-    install --no-deps --only-binary :all: --progress-bar off "${again[@]}" "$@"
+    install --no-deps --no-compile --only-binary :all: --progress-bar off "${again[@]}" "$@"
   rm -rf "$pip_venv/tmp" "$pip_venv/.installing"
 }
 
