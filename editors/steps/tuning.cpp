@@ -188,8 +188,9 @@ TuningRows tuning_rows(const models::Model& model, const std::vector<datasets::I
     all.rows.push_back(std::move(one));
   }
   if (all.rows.empty())
-    throw Error(ErrorClass::kCorruption, {name, "no answer begins within " + std::to_string(max_length) + " tokens",
-                                          "at least one", "raise " + setting("max_length")});
+    throw Error(ErrorClass::kCorruption,
+                {name, "no answer begins within " + std::to_string(max_length) + " tokens", "at least one",
+                 "raise " + setting("max_length") + ", where the model has room for more; else shorten the rows"});
   check_vocabulary(model, all.rows, name);
   return all;
 }

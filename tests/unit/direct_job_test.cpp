@@ -87,5 +87,47 @@ TEST_F(DirectJobTest, AdaptersOfBiasesAreRefusedBeforeTheWork) {
   for (const char* way : {"ablate", "bake"}) EXPECT_FALSE(workflow::changes_biases(llama, way, {}));
 }
 
+// A column is stretched whatever its key.
+TEST_F(DirectJobTest, NormsThatAreKeptSpareNoTexts) {
+  make("llama");
+  workflow::DirectOptions options{.action = "ablate"};
+  options.change.preserve_norm = true;
+  EXPECT_EQ(run(options), "");
+  for (const bool start : {false, true}) {
+    auto spared = options;
+    (start ? spared.where : spared.spare) = start ? "answer-start" : "own";
+    EXPECT_NE(run(spared).find("texts to spare"), std::string::npos);
+  }
+}
+
+TEST_F(DirectJobTest, ScorersHaveNamesOfTheirOwn) {
+  make("llama");
+  write_file(folder_ / "a.json", R"({"name": "one", "kind": "any", "words": ["x"]})");
+  write_file(folder_ / "b.json", R"({"name": "one", "kind": "length"})");
+  write_file(folder_ / "words.json", R"({"name": "words", "kind": "any", "words": ["x"]})");
+  const auto file = [&](const char* name) { return (folder_ / name).string(); };
+  EXPECT_EQ(run({.action = "ablate", .scorers = {file("a.json")}}), "");
+  EXPECT_NE(run({.action = "ablate", .scorers = {file("a.json"), file("b.json")}}).find("a name each"),
+            std::string::npos);
+  EXPECT_NE(run({.action = "ablate", .scorers = {file("words.json")}}).find("always shown"), std::string::npos);
+}
+
+// What a user keeps in the folder stays; what an earlier change wrote does not.
+TEST_F(DirectJobTest, AChangeInPlaceOfAnotherLeavesNothingOfIt) {
+  make("llama");
+  workflow::DirectOptions options{.action = "ablate", .save = {"pack", "lora"}};
+  EXPECT_EQ(run(options), "");
+  const auto out = folder_ / ("out" + std::to_string(made_));
+  ASSERT_TRUE(std::filesystem::exists(out / "lora.gguf"));
+  write_file(out / "notes.txt", "mine");
+  --made_;
+  options.save = {"pack"};
+  options.force = true;
+  EXPECT_EQ(run(options), "");
+  EXPECT_FALSE(std::filesystem::exists(out / "lora.gguf"));
+  EXPECT_TRUE(std::filesystem::exists(out / "edit.safetensors"));
+  EXPECT_EQ(read_file(out / "notes.txt"), "mine");
+}
+
 }  // namespace direct_job_test
 }  // namespace emend

@@ -235,6 +235,9 @@ TEST(Directions, ANewOneStaysApartFromOthers) {
     const at::Tensor a = other.layers[l], b = options.apart_from[0].layers[l];
     EXPECT_LE(std::abs((a.dot(b) / (a.norm() * b.norm())).item<double>()), 1e-5);
   }
+  options.apart_from[0].layers[1] = at::ones({3});
+  error_of([&] { (void)workflow::fit_directions(model, sentences("new"), sentences("old"), options); },
+           ErrorClass::kInvalidArgument);
 }
 
 TEST(Directions, AMixtureOfOthersTakesNoMoreAway) {
@@ -295,6 +298,20 @@ TEST(Directions, AFileGivesThemBack) {
   other.layers[1] = 2 * other.layers[1];
   EXPECT_FALSE(workflow::same_direction(other, fitted));
   EXPECT_NE(workflow::content_of(other), workflow::content_of(fitted));
+  const auto refused = [&](const workflow::Directions& broken) {
+    workflow::save_directions(folder / "broken.safetensors", broken);
+    error_of([&] { (void)workflow::load_directions(folder / "broken.safetensors"); }, ErrorClass::kCorruption);
+  };
+  for (const int best : {-3, 77}) {
+    other = fitted;
+    other.best = best;
+    refused(other);
+  }
+  other = fitted;
+  other.about["preset"] = 5;
+  refused(other);
+  other.about = nullptr;
+  refused(other);
   write_safetensors(folder / "other.safetensors", {{"direction.0", at::ones({4})}});
   error_of([&] { (void)workflow::load_directions(folder / "other.safetensors"); }, ErrorClass::kCorruption);
 }
@@ -311,6 +328,12 @@ TEST(Directions, PromptsAreLinesOrObjects) {
     write_file(folder / "mark.txt", "\xEF\xBB\xBF" + std::string(first) + "\n");
     EXPECT_EQ(workflow::read_prompts(folder / "mark.txt")[0].prompt, "Hello") << "a byte order mark is no text";
   }
+  write_file(folder / "more.txt", "{\"prompt\": \"Hello\", \"id\": 7}\n");
+  EXPECT_EQ(workflow::read_prompts(folder / "more.txt")[0].prompt, "Hello");
+  write_file(folder / "slip.txt", "{\"prompt\": \"Hello\", \"sytem\": \"Be kind.\"}\n");
+  EXPECT_NE(error_of([&] { (void)workflow::read_prompts(folder / "slip.txt"); }, ErrorClass::kCorruption)
+                .find("did you mean \"system\""),
+            std::string::npos);
   write_file(folder / "bad.txt", "one\n{\"text\": \"x\"}\n");
   EXPECT_NE(
       error_of([&] { (void)workflow::read_prompts(folder / "bad.txt"); }, ErrorClass::kCorruption).find("bad.txt:2"),

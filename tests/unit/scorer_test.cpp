@@ -24,6 +24,8 @@ TEST(Scorer, CountsWholeWordsAndPhrases) {
   const std::vector<std::string> texts = {"Delve, delve into the rich tapestry!", "No such thing here."};
   EXPECT_NEAR((workflow::Scorer{"s", "rate", {"delve", "rich tapestry", "thin"}}.score({texts})), 100.0 * 3 / 10, 1e-9);
   EXPECT_EQ((workflow::Scorer{"s", "any", {"DELVE"}}.score({texts})), 50);
+  EXPECT_EQ((workflow::Scorer{"s", "any", {"école", "ПРИВЕТ"}}.score({{"École", "Ah, привет!", "ecole"}})),
+            100.0 * 2 / 3);
   EXPECT_EQ((workflow::Scorer{"s", "length", {}}.score({texts})), 5);
   EXPECT_EQ((workflow::Scorer{"s", "rate", {"delve"}}.score({{""}})), 0);
   const std::string round = "so it goes so it goes so it goes so it goes";

@@ -175,9 +175,9 @@ int run_tune(const TuneArguments& given, Common& common) {
   common.log.info("tune.rows", counted(rows.rows.size(), "row") + " with " + std::to_string(rows.labels) +
                                    " tokens to learn, written as " + format.name);
   if (rows.cut > 0)
-    common.log.warning("tune.cut", std::to_string(rows.cut) + " rows are longer than " + std::to_string(max_length) +
-                                       " tokens and were cut, " + std::to_string(rows.dropped) +
-                                       " of them left out (--max-length)");
+    common.log.warning(
+        "tune.cut", "cut at " + std::to_string(max_length) + " tokens (--max-length, or all that the model takes): " +
+                        counted(rows.cut, "row") + ", of which " + std::to_string(rows.dropped) + " were left out");
   const auto result = editors::tune(model, rows.rows, options.tune);
   auto document = results_document(options, model, rows, result);
   document["files"] = save(options, folder, model, result, common);

@@ -93,6 +93,8 @@ void require_directions_fit(const models::Model& model, std::span<const Directio
     refuse({"directions", "no texts to spare", "some that tell the beginning of an answer from other tokens", ""});
   if (options.preserve_norm && options.strength != 1)
     refuse({setting("preserve_norm"), "strength " + std::to_string(options.strength), "strength 1", ""});
+  if (options.preserve_norm && !options.spared.empty())
+    refuse({setting("preserve_norm"), "texts to spare", "one of both: a column is stretched whatever its key", ""});
 }
 
 // [D] float64 of one set for a layer; undefined where it has none.

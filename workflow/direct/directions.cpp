@@ -32,7 +32,13 @@ ContrastPrompt read_prompt_object(const std::string& line, const std::string& wh
                         : key == "system" ? &prompt.system
                         : key == "reply"  ? &prompt.reply
                                           : nullptr;
-    if (!text) continue;
+    if (!text) {  // what people's files hold beside is theirs; a slip is not
+      constexpr std::string_view kKnown[] = {"prompt", "system", "reply"};
+      if (const auto meant = did_you_mean(key, kKnown); !meant.empty())
+        throw Error(ErrorClass::kCorruption,
+                    {where, "the key \"" + shorten(key, 60) + "\"", "prompt, system or reply", meant});
+      continue;
+    }
     if (!value.is_string()) throw Error(ErrorClass::kCorruption, {where, key + " is no text", "a string", ""});
     *text = value.get<std::string>();
   }
@@ -200,6 +206,10 @@ Directions load_directions(const std::filesystem::path& given) {
     directions.fingerprint = about.at("fingerprint");
     directions.best = about.at("best_layer");
     directions.about = about.at("about");
+    if (!directions.about.is_object()) refuse("about, which is no object");
+    for (const char* key : {"preset", "model_hint"})
+      if (directions.about.contains(key) && !directions.about[key].is_string())
+        refuse(std::string(key) + ", which is no text");
     for (const auto& l : about.at("layers"))
       directions.separation.push_back(
           {l.at("accuracy"), l.at("auc"), l.at("effect"), l.at("size"), l.value("origin", 0.0)});
@@ -207,6 +217,8 @@ Directions load_directions(const std::filesystem::path& given) {
     refuse(std::string("a description that cannot be read (") + reason_of(error) + ")");
   }
   directions.layers.resize(directions.separation.size());
+  if (directions.best < 0 || static_cast<size_t>(directions.best) >= directions.layers.size())
+    refuse("best_layer " + std::to_string(directions.best) + " of " + counted(directions.layers.size(), "layer"));
   for (const auto& [name, info] : file.tensors()) {
     size_t layer = 0;
     while (layer < directions.layers.size() && name != "direction." + std::to_string(layer)) ++layer;

@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
 #include <emend/core/mapped.h>
+#include <emend/core/setting.h>
 #include <emend/devices/route.h>
 #include <emend/hooks/hook_session.h>
 #include <emend/models/config.h>
@@ -116,9 +117,12 @@ Separation separation_of(const Estimate& estimate, const at::Tensor& positive_AD
 at::Tensor apart(const at::Tensor& direction, const std::vector<Directions>& others, size_t layer) {
   std::vector<at::Tensor> columns;
   for (const auto& other : others)
-    if (layer < other.layers.size() && other.layers[layer].defined() &&
-        other.layers[layer].numel() == direction.numel())
+    if (layer < other.layers.size() && other.layers[layer].defined()) {
+      if (other.layers[layer].numel() != direction.numel())
+        refuse({setting("apart_from"), "a direction of width " + std::to_string(other.layers[layer].numel()),
+                "width " + std::to_string(direction.numel()) + ", as the model has", "name directions of this model"});
       columns.push_back(other.layers[layer].to(at::kDouble));
+    }
   const at::Tensor basis = orthonormal_basis(columns);
   if (!basis.defined()) return direction;
   at::Tensor rest = direction - basis.mv(basis.t().mv(direction));

@@ -34,10 +34,18 @@ void settle_effect(DirectOptions& options, const DirectPreset& preset) {
   effect.prompts = options.prompts.empty() ? preset.test_prompts : read_prompts(options.prompts);
   for (const auto& file : options.scorers) effect.scorers.push_back(read_scorer(file));
   if (effect.scorers.empty() && !preset.name.empty()) effect.scorers.push_back(preset.scorer);
+  for (auto one = effect.scorers.begin(); one != effect.scorers.end(); ++one)
+    if (std::any_of(effect.scorers.begin(), one, [&](const Scorer& earlier) { return earlier.name == one->name; }))
+      refuse({setting("scorer"), "two scorers called \"" + one->name + "\"", "a name each", "rename one"});
   for (const char* kind : {"length", "loops", "entropy"}) {
     const std::string name = kind == std::string("length") ? "words" : kind;
-    if (std::ranges::none_of(effect.scorers, [&](const auto& one) { return one.name == name; }))
+    const auto same = std::ranges::find(effect.scorers, name, &Scorer::name);
+    if (same == effect.scorers.end())
       effect.scorers.push_back({.name = name, .kind = kind});
+    else if (same->kind != kind)
+      refuse({setting("scorer"), "a scorer of kind " + same->kind + " called \"" + name + "\"",
+              "another name: this one is the figure of kind " + std::string(kind) + ", which is always shown",
+              "rename it"});
   }
 }
 
@@ -45,6 +53,13 @@ std::string content_of(const std::vector<ContrastPrompt>& prompts) {
   auto all = ordered_json::array();
   for (const auto& one : prompts) all.push_back({one.system, one.prompt, one.reply});
   return sha256_hex(all.dump(-1, ' ', false, ordered_json::error_handler_t::replace));
+}
+
+// What a direct action writes, so that an earlier one's does not stay beside it.
+bool is_product(const std::string& name) {
+  return name == "direction.gguf" || name == "direction.safetensors" || name == "report.html" ||
+         name == "trials.jsonl" ||
+         std::ranges::any_of(save_formats(), [&](const SaveFormat& format) { return format.file == name; });
 }
 
 std::string effect_text(const ordered_json& effect) {
@@ -212,6 +227,9 @@ DirectJob::DirectJob(DirectOptions options) : options_(std::move(options)) {
   if (options_.change.answer_start && options_.spare.empty()) options_.spare = "own";
   if (options_.spare.empty() && options_.change.spare_weight != DirectChangeOptions().spare_weight)
     refuse({setting("spare_weight"), "no texts of that weight", setting("spare") + " with it", "or leave it out"});
+  if (options_.change.preserve_norm && !options_.spare.empty())
+    refuse({setting("preserve_norm"), "texts to spare", "one of both: a column is stretched whatever its key",
+            "leave out " + setting("preserve_norm") + ", or " + setting("spare") + " and " + setting("where")});
   options_.steer.strength = options_.change.strength;
   options_.steer.layers = options_.change.layers;
   const std::string& action = options_.action;
@@ -267,11 +285,13 @@ void DirectJob::check(const models::Checkpoint& checkpoint) const {
 DirectResult DirectJob::run(models::Model& model, const Handles& lent) const {
   models::require_apart(options_.out, model.checkpoint().path());
   const auto base = editors::lineage_of(model.checkpoint().path()).base;
-  for (const auto& one : directions_)
-    if (!one.fingerprint.empty() && one.fingerprint != model.fingerprint() && one.fingerprint != base)
-      lent.log.warning("direct.model", "a direction was fitted on " + one.model + " (" + one.fingerprint.substr(0, 12) +
-                                           "), this model is " + model.fingerprint().substr(0, 12) +
-                                           ": it is right only for the same model in another form, or a slight edit");
+  for (const auto* ones : {&directions_, &apart_from_})
+    for (const auto& one : *ones)
+      if (!one.fingerprint.empty() && one.fingerprint != model.fingerprint() && one.fingerprint != base)
+        lent.log.warning("direct.model", "a direction was fitted on " + one.model + " (" +
+                                             one.fingerprint.substr(0, 12) + "), this model is " +
+                                             model.fingerprint().substr(0, 12) +
+                                             ": it is right only for the same model in another form, or a slight edit");
   check(model.checkpoint());
   warn_of_edits_beside(model.checkpoint(), "direct.beside", lent.log);
   return options_.action == "fit" ? fit(model, lent) : change(model, lent);
@@ -312,12 +332,15 @@ DirectResult DirectJob::fit(models::Model& model, const Handles& lent) const {
     effect["of"] = "steering with strength " + short_number(steer.strength) +
                    (options_.layers.empty() ? " behind layer " + std::to_string(best) : " behind the layers named");
   }
-  write_whole(options_.out, [&](const fs::path& staged) {
-    fs::create_directory(staged);
-    models::write_control_vector(staged / "direction.gguf", vector);
-    save_directions(staged / "direction.safetensors", directions);
-    write_page(staged, document, "A direction of behaviour", lent);
-  });
+  write_whole(
+      options_.out,
+      [&](const fs::path& staged) {
+        fs::create_directory(staged);
+        models::write_control_vector(staged / "direction.gguf", vector);
+        save_directions(staged / "direction.safetensors", directions);
+        write_page(staged, document, "A direction of behaviour", lent);
+      },
+      is_product);
   document["files"] = {options_.out + "/direction.gguf", options_.out + "/direction.safetensors",
                        options_.out + "/report.html"};
   return {document, layers_text(directions) + effect_text(document.value("effect", ordered_json())) + "wrote " +
@@ -466,15 +489,18 @@ DirectResult DirectJob::change(models::Model& model, const Handles& lent) const 
       return scope;
     });
   auto written = ordered_json::array();
-  write_whole(options_.out, [&](const fs::path& staged) {
-    fs::create_directory(staged);
-    for (const auto& name : options_.save) {
-      const auto& format = save_format(name);
-      (void)format.write({.model = model, .pack = change.pack, .out = staged / format.file, .lent = lent});
-      written.push_back((fs::path(options_.out) / format.file).string());
-    }
-    write_page(staged, document, kTitles.at(action), lent);
-  });
+  write_whole(
+      options_.out,
+      [&](const fs::path& staged) {
+        fs::create_directory(staged);
+        for (const auto& name : options_.save) {
+          const auto& format = save_format(name);
+          (void)format.write({.model = model, .pack = change.pack, .out = staged / format.file, .lent = lent});
+          written.push_back((fs::path(options_.out) / format.file).string());
+        }
+        write_page(staged, document, kTitles.at(action), lent);
+      },
+      [&](const std::string& name) { return is_product(name) && (action != "optimise" || name != "trials.jsonl"); });
   document["files"] = written;
   return {document, front_text(document.value("search", ordered_json())) + summary +
                         effect_text(document.value("effect", ordered_json())) + "wrote " +

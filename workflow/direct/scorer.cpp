@@ -46,18 +46,19 @@ constexpr std::pair<char32_t, char32_t> kBetween[] = {
     {0x2010, 0x2017}, {0x201A, 0x2027}, {0x202F, 0x205F}, {0x3000, 0x3003}, {0x3008, 0x3020},
     {0x3030, 0x3030}, {0xFF01, 0xFF0F}, {0xFF1A, 0xFF20}, {0xFF3B, 0xFF40}, {0xFF5B, 0xFF65}};
 
-// The characters of a text in one form, each on its own: letters and digits as they are, capitals of ASCII small, every
-// apostrophe "'", and a blank for what stands between words. What is not UTF-8 stays.
-std::string plain(std::string_view text) {
+// A text without case, in form KC: letters and digits, every apostrophe "'", and a blank for what stands between words.
+// What is not UTF-8 stays.
+std::string plain(std::string_view given) {
+  const std::string text = folded(given);
   std::string out;
   for (size_t at = 0, size = 0; at < text.size(); at += size) {
     const auto character = character_at(text, at);
     size = character.size;
-    const std::string_view own = text.substr(at, size);
+    const std::string_view own = std::string_view(text).substr(at, size);
     const char32_t point = character.code.value_or(0xFFFD);
     const auto between = [point](const auto& range) { return range.first <= point && point <= range.second; };
     if (point < 0x80)
-      out += std::isalnum(static_cast<int>(point)) || point == '\'' ? lower(own) : " ";
+      out += std::isalnum(static_cast<int>(point)) || point == '\'' ? own : " ";
     else if (point == 0x2BC || point == 0x2018 || point == 0x2019 || point == 0x201B || point == 0xFF07)
       out += '\'';
     else
