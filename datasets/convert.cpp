@@ -57,15 +57,18 @@ std::vector<std::string> conversion_losses(const std::vector<Fact>& facts, const
                        {.format = format, .zsre_target = target, .bad_rows = BadRowPolicy::kSkip, .allow_empty = true});
   };
   std::map<std::string, size_t> counts;
-  for (const Fact& fact : facts) {
+  for (size_t i = 0; i < facts.size(); ++i) {
+    const Fact& fact = facts[i];
     const FactSet again = read_back(fact);
     if (again.facts.empty()) {
       ++counts["the whole fact"];
       continue;
     }
     nlohmann::json before = to_json(fact), after = to_json(again.facts.front());
-    before.erase("case_id");  // formats without one number the rows anew
-    before.erase("extra");    // of which the keys count
+    // Formats without one number the rows anew.
+    if (again.facts.front().case_id != fact.case_id && fact.case_id != static_cast<int64_t>(i)) ++counts["case_id"];
+    before.erase("case_id");
+    before.erase("extra");  // of which the keys count
     for (const auto& [key, value] : before.items())
       if (!after.contains(key) || after[key] != value) ++counts[key];
     for (const auto& [key, value] : fact.extra.items())

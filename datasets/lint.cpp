@@ -420,7 +420,7 @@ const std::vector<LintInfo>& lint_checks() {
   static const std::vector<LintInfo> checks = {
       {"blank-target", "warning: a row without a target, which is left out"},
       {"unusable-row", "error: the row is not a fact (subject absent or repeated, wrong type, too long, …)"},
-      {"no-facts", "error: there is no usable fact"},
+      {"no-facts", "error: there is no usable fact, nor a row that is reported"},
       {"unread-key", "warning: a key is probably a slip of another; note: a key that means nothing in the format"},
       {"repeated-case-id", "note: an earlier row has this case_id, so results give the fact another"},
       {"target-list", "warning: target_new is a list, of which the first is edited in, or the text of one"},

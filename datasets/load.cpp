@@ -35,9 +35,9 @@ void check_options(const ReadOptions& options) {
             "answers (the true answer, as MEMIT) or alt (the counterfactual, as EasyEdit)", ""});
   if (options.sentiment != "pos" && options.sentiment != "neg")
     refuse({"sentiment", "\"" + options.sentiment + "\"", "pos or neg", ""});
-  if (options.offset < 0) refuse({"offset", std::to_string(options.offset), "0 or more", ""});
+  if (options.offset < 0) refuse({setting("offset"), std::to_string(options.offset), "0 or more", ""});
   if (options.limit < -1 || options.limit == 0)
-    refuse({"limit", std::to_string(options.limit), "1 or more, or -1 for all", ""});
+    refuse({setting("limit"), std::to_string(options.limit), "1 or more, or -1 for all", ""});
 }
 
 /// The next row; a broken one throws, or goes to `bad`, as `policy` says.
@@ -59,7 +59,8 @@ const FactReader& choose_reader(std::string_view text, const std::string& name, 
     if (first_rows.empty()) line = row.line;
     first_rows.push_back(std::move(row.value));
   }
-  if (first_rows.empty() && broken) return *fact_readers().front();  // what is wrong is told row by row
+  if (first_rows.empty() && broken)  // what is wrong is told row by row
+    return **std::ranges::find(fact_readers(), "jsonl", &FactReader::name);
   if (first_rows.empty())
     throw Error(ErrorClass::kCorruption, {name, "an empty list", "at least one fact", "check the file"});
   for (const FactReader* reader : fact_readers())

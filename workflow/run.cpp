@@ -424,7 +424,11 @@ void Run::evaluate_after() {
 
 // The pack always; the model's folder is made with it.
 void Run::save_outputs() {
-  if (options_.saves("none") || options_.single()) return;
+  if (options_.saves("none")) return;
+  if (options_.single()) {
+    lent_.log.info("save.none", "no pack is written: every edit was taken back");
+    return;
+  }
   const auto pack = session_->pack();
   const auto pack_file = *folder_ / save_format("pack").file;
   for (const auto& format : save_formats()) {

@@ -185,8 +185,10 @@ void RowReader::refuse_form() const {
                                           : "a first line that does not name the columns prompt and subject, but has " +
                                                 shorten(columns, 200);
   fail(at_, got, kExpectedForm,
-       columns.empty() ? "check that this is a facts file"
-                       : "put a line of names above the rows, in the order of their cells: prompt,subject,target_new");
+       line.starts_with("sep=") ? "remove this line, which only Excel reads"
+       : columns.empty()
+           ? "check that this is a facts file"
+           : "put a line of names above the rows, in the order of their cells: prompt,subject,target_new");
 }
 
 // Numbers and JSON where the short form has them; everything else is text.

@@ -138,9 +138,10 @@ LayerFigures figures_of(const LayerProblem& problem, const LayerUpdate& update, 
                       figures.solver.empty() ? "no solve" : figures.solver.c_str()),
             to_json(figures));
   if (figures.jitter > 0)
-    log.warning("insert.jitter", figures.weight + ": the second moment is nearly singular; " +
-                                     std::to_string(figures.jitter) +
-                                     " was added to its diagonal (more statistics tokens help)");
+    log.warning("insert.jitter",
+                formatted("%s: the second moment is nearly singular; %.2g was added to its diagonal (more statistics "
+                          "tokens help, but where neurons are always zero, as spare ones)",
+                          figures.weight.c_str(), figures.jitter));
   return figures;
 }
 

@@ -98,8 +98,8 @@ SpdFactor SpdFactor::with_jitter(const std::function<std::optional<at::Tensor>(d
   }
   throw Error(ErrorClass::kNumeric, {"solve", what + " (" + std::to_string(width) + " wide) is not positive definite",
                                      "a positive definite matrix",
-                                     "take more tokens for the statistics (" + setting("stats_tokens") +
-                                         "; at least ten times the width) or a larger mom2_update_weight"});
+                                     "take more text for the statistics (" + setting("stats_tokens") + ", " +
+                                         setting("corpus") + "; at least ten times as many tokens as the width)"});
 }
 
 SpdFactor SpdFactor::of(const at::Tensor& matrix_FF, at::ScalarType dtype, const std::string& what) {

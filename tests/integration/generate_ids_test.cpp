@@ -1,6 +1,7 @@
 // emend generate --ids: greedy continuations of the recorded fixtures, through the program, without a tokenizer.
 #include <ATen/ATen.h>
 #include <dlfcn.h>
+#include <emend/core/atomic_file.h>
 #include <emend/core/safetensors.h>
 #include <gtest/gtest.h>
 #include <pty.h>
@@ -9,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "support/program.h"
+#include "support/temporary_folder.h"
 
 namespace emend::testing {
 namespace generate_ids_test {
@@ -54,12 +56,25 @@ TEST(GenerateIds, RefusesWhatIsNotAnId) {
   }
   auto result = generate("llama", {"--ids", "5,1000"});
   EXPECT_EQ(result.status, 2) << result.err;
-  EXPECT_NE(result.err.find("id 1000"), std::string::npos) << result.err;
+  EXPECT_NE(result.err.find("--ids: id 1000"), std::string::npos) << result.err;
   result = generate("llama", {"--ids", "5", "--prompt", "text"});
   EXPECT_EQ(result.status, 2) << result.err;
   EXPECT_NE(result.err.find("one of them"), std::string::npos) << result.err;
   result = generate("llama", {"--prompt", "text"});  // there is no tokenizer
   EXPECT_EQ(result.status, 3) << result.err;
+}
+
+TEST(Generate, AByteOrderMarkIsNoText) {
+  const TemporaryFolder folder("generate_mark");
+  const auto said = [&](const std::string& text) {
+    write_file(folder / "prompt.txt", text);
+    const auto result =
+        run_program("emend", {"generate", "--model", EMEND_SOURCE_DIR "/tests/fixtures/tiny_llama", "--json",
+                              "--prompt-file", (folder / "prompt.txt").string(), "--max-new-tokens", "3"});
+    EXPECT_EQ(result.status, 0) << result.err;
+    return result.out;
+  };
+  EXPECT_EQ(said("\xEF\xBB\xBFHello\r\n"), said("Hello"));
 }
 
 // What `emend chat` prints in a terminal of the kind `term` when these keys are pressed.

@@ -41,9 +41,10 @@ TEST(FactsConvert, LossesAreNamed) {
     return list;
   };
   EXPECT_EQ(lost("counterfact"), "locality portability target_true_aliases ");
-  EXPECT_EQ(lost("fastedit"),
-            "attribute_prompts distracting_neighborhood_prompts generation_prompts locality neighborhood_prompts "
-            "portability relation_id target_true target_true_aliases ");
+  EXPECT_EQ(
+      lost("fastedit"),
+      "attribute_prompts case_id distracting_neighborhood_prompts generation_prompts locality neighborhood_prompts "
+      "portability relation_id target_true target_true_aliases ");
 }
 
 TEST(FactsConvert, OneSettingReadsAMixedSetBack) {

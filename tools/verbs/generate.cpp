@@ -102,7 +102,13 @@ void warn_of_length(const std::vector<std::vector<int64_t>>& rows, const models:
 // Continues prompts that are ids; works without a tokenizer.
 int continue_ids(const GenerateArguments& options, const std::vector<std::vector<int64_t>>& rows,
                  const models::Model& model, models::GenerateOptions generate, const Common& common) {
-  for (const auto& row : rows) require_room("--ids", row, model);
+  for (const auto& row : rows) {
+    require_room("--ids", row, model);
+    for (const int64_t id : row)
+      if (id < 0 || id >= model.vocab_size())
+        refuse({"--ids", "id " + std::to_string(id), "0 to " + std::to_string(model.vocab_size() - 1),
+                "take the ids of emend tokenize with this model"});
+  }
   warn_of_length(rows, model, generate.max_new_tokens, common.log);
   if (!options.ignore_eos)
     generate.stop_ids = model.has_tokenizer() ? model.tokenizer().eos_ids() : model.config().eos_ids;
@@ -112,7 +118,8 @@ int continue_ids(const GenerateArguments& options, const std::vector<std::vector
   for (size_t i = 0; i < rows.size(); ++i) {
     document.push_back({{"ids", outputs[i]}, {"prompt_ids", rows[i]}});
     if (model.has_tokenizer()) document.back()["text"] = model.tokenizer().decode(outputs[i], true);
-    if (!outputs[i].empty()) text += join(outputs[i], " ", [](int64_t id) { return std::to_string(id); }) + "\n";
+    if (rows.size() > 1 || !outputs[i].empty())  // a line a row
+      text += join(outputs[i], " ", [](int64_t id) { return std::to_string(id); }) + "\n";
   }
   common.print(document, text);
   return 0;
@@ -122,6 +129,7 @@ std::vector<std::string> prompts_of(const GenerateArguments& options) {
   std::vector<std::string> prompts = options.prompts;
   if (!options.prompt_file.empty()) {
     std::string text = read_file(options.prompt_file);
+    if (text.starts_with(kByteOrderMark)) text.erase(0, kByteOrderMark.size());
     while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
     prompts.push_back(std::move(text));
   }
@@ -225,6 +233,10 @@ class Chat {
   bool take(const std::string& line) {
     if (line.find_first_not_of(" \t\r") == std::string::npos) return true;
     if (line[0] == '/') return command(line);
+    if (const auto at = first_invalid_utf8(line)) {
+      std::cerr << "this line is no UTF-8 at byte " << *at << ", and was not sent\n";
+      return true;
+    }
     messages_.push_back({"user", packs_.runtime().prefix(line) + line});
     const auto ids = models::encode_chat(model_.tokenizer(), models::render_chat(format_, messages_, true).text).ids;
     const int64_t most = model_.config().rotary_depends_on_length() ? kEndless : model_.max_positions();
@@ -335,6 +347,8 @@ class Lines {
 };
 
 int run_chat(const ChatArguments& options, const Common& common) {
+  if (const auto at = first_invalid_utf8(options.system))
+    refuse({"--system", "no UTF-8 at byte " + std::to_string(*at), "UTF-8 text", "convert it first"});
   const auto steered = options.steer.read(common.log);
   const auto checkpoint = open_steered(options.model, options.steer);
   const auto given = Packs::load(*checkpoint, options.packs);

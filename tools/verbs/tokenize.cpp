@@ -57,10 +57,12 @@ int run_tokenize(const TokenizeArguments& options, const Common& common) {
   const auto texts = options.file.empty() ? options.texts : read_strings(options.file);
   auto ids = nlohmann::json::array();
   for (const auto& text : texts) {
-    if (common.json)
+    if (common.json) {
       ids.push_back(tokenizer->encode_ids(text, options.add_special));
-    else
+    } else {
+      if (&text != &texts.front()) std::cout << '\n';
       print_pieces(*tokenizer, text, options.add_special);
+    }
   }
   if (common.json) std::cout << ids.dump() << '\n';
   return 0;
