@@ -37,6 +37,10 @@ RowReader::RowReader(std::string_view text, std::string name) : text_(text), nam
   check_text(text_, name_);
   if (text_.starts_with(kByteOrderMark)) at_ = kByteOrderMark.size();
   skip_space();
+  if (text_.substr(at_).starts_with("sep=")) {  // for spreadsheet programs
+    at_ = std::min(text_.find_first_of("\r\n", at_), text_.size());
+    skip_space();
+  }
   if (at_ == text_.size())
     throw Error(ErrorClass::kCorruption,
                 {name_, "the file is empty", kExpectedForm, "check the path, or that the download is complete"});
@@ -185,10 +189,8 @@ void RowReader::refuse_form() const {
                                           : "a first line that does not name the columns prompt and subject, but has " +
                                                 shorten(columns, 200);
   fail(at_, got, kExpectedForm,
-       line.starts_with("sep=") ? "remove this line, which only Excel reads"
-       : columns.empty()
-           ? "check that this is a facts file"
-           : "put a line of names above the rows, in the order of their cells: prompt,subject,target_new");
+       columns.empty() ? "check that this is a facts file"
+                       : "put a line of names above the rows, in the order of their cells: prompt,subject,target_new");
 }
 
 // Numbers and JSON where the short form has them; everything else is text.

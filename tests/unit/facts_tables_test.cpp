@@ -21,6 +21,9 @@ TEST(FactsTables, Tables) {
   EXPECT_EQ(set.facts[1].line, 4);
   EXPECT_EQ(set.facts[1].extra["note"], "42");
   EXPECT_EQ(read("prompt;subject;target_new\n{} is in;Rome, Italy;Oslo").facts[0].subject, "Rome, Italy");
+  const FactSet spread = read("sep=;\r\nprompt;subject;target_new\r\n{} is in;Rome, Italy;Oslo\r\n");
+  EXPECT_EQ(spread.facts.at(0).subject, "Rome, Italy");
+  EXPECT_EQ(spread.facts.at(0).line, 3);
   EXPECT_EQ(read("subject\ttarget_new\tprompt\nRome\tOslo\t{} is, in").facts[0].prompt, "{} is, in");
 
   EXPECT_EQ(read("Prompt, Subject,TARGET_NEW\n{} is in,Rome,Oslo").facts[0].target_new, "Oslo");
