@@ -120,6 +120,7 @@ TEST_F(DirectJobTest, AChangeInPlaceOfAnotherLeavesNothingOfIt) {
   const auto out = folder_ / ("out" + std::to_string(made_));
   ASSERT_TRUE(std::filesystem::exists(out / "lora.gguf"));
   write_file(out / "notes.txt", "mine");
+  write_file(out / "direction.safetensors", "the direction");
   --made_;
   options.save = {"pack"};
   options.force = true;
@@ -127,6 +128,7 @@ TEST_F(DirectJobTest, AChangeInPlaceOfAnotherLeavesNothingOfIt) {
   EXPECT_FALSE(std::filesystem::exists(out / "lora.gguf"));
   EXPECT_TRUE(std::filesystem::exists(out / "edit.safetensors"));
   EXPECT_EQ(read_file(out / "notes.txt"), "mine");
+  EXPECT_EQ(read_file(out / "direction.safetensors"), "the direction");
 }
 
 }  // namespace direct_job_test

@@ -55,10 +55,9 @@ std::string content_of(const std::vector<ContrastPrompt>& prompts) {
   return sha256_hex(all.dump(-1, ' ', false, ordered_json::error_handler_t::replace));
 }
 
-// What a direct action writes, so that an earlier one's does not stay beside it.
+// What a change writes, so that an earlier one's does not stay beside it. The direction, which it may read, does.
 bool is_product(const std::string& name) {
-  return name == "direction.gguf" || name == "direction.safetensors" || name == "report.html" ||
-         name == "trials.jsonl" ||
+  return name == "report.html" || name == "trials.jsonl" ||
          std::ranges::any_of(save_formats(), [&](const SaveFormat& format) { return format.file == name; });
 }
 
