@@ -15,6 +15,7 @@
 #include <emend/workflow/direct/directions.h>
 
 #include <iterator>
+#include <map>
 #include <sstream>
 
 namespace emend::workflow {
@@ -24,23 +25,22 @@ using nlohmann::json;
 
 constexpr const char* kDirectionsFormat = "emend directions 1";
 
+const std::map<std::string, std::string ContrastPrompt::*> kPromptMembers = {
+    {"prompt", &ContrastPrompt::prompt}, {"system", &ContrastPrompt::system}, {"reply", &ContrastPrompt::reply}};
+
 ContrastPrompt read_prompt_object(const std::string& line, const std::string& where) {
   const json object = parse_json(line, where);
   ContrastPrompt prompt;
   for (const auto& [key, value] : object.items()) {
-    std::string* text = key == "prompt"   ? &prompt.prompt
-                        : key == "system" ? &prompt.system
-                        : key == "reply"  ? &prompt.reply
-                                          : nullptr;
-    if (!text) {  // what people's files hold beside is theirs; a slip is not
-      constexpr std::string_view kKnown[] = {"prompt", "system", "reply"};
-      if (const auto meant = did_you_mean(key, kKnown); !meant.empty())
-        throw Error(ErrorClass::kCorruption,
-                    {where, "the key \"" + shorten(key, 60) + "\"", "prompt, system or reply", meant});
-      continue;
+    const auto member = kPromptMembers.find(key);
+    if (member == kPromptMembers.end()) {  // what people's files hold beside is theirs; a slip is not
+      const auto meant = did_you_mean(key, kPromptMembers, "", key_of);
+      if (meant.empty()) continue;
+      throw Error(ErrorClass::kCorruption,
+                  {where, "the key \"" + shorten(key, 60) + "\"", "prompt, system or reply", meant});
     }
     if (!value.is_string()) throw Error(ErrorClass::kCorruption, {where, key + " is no text", "a string", ""});
-    *text = value.get<std::string>();
+    prompt.*member->second = value.get<std::string>();
   }
   if (prompt.prompt.empty())
     throw Error(ErrorClass::kCorruption, {where, "an object without \"prompt\"", "{\"prompt\": \"…\"}", ""});

@@ -156,4 +156,17 @@ std::vector<std::vector<int64_t>> own_writing(const models::Model& model, uint64
   return with_more(rows, models::generate(model, rows, generate));
 }
 
+std::string effect_text(const nlohmann::ordered_json& effect) {
+  if (effect.is_null()) return "";
+  TextTable table({"effect", "before", "after"});
+  for (const auto& [name, one] : effect["scores"].items())
+    table.add({name, short_number(one["before"]), short_number(one["after"])});
+  if (effect.contains("health"))
+    for (const auto& [name, value] : effect["health"]["before"].items())
+      if (value.is_number()) table.add({name, short_number(value), short_number(effect["health"]["after"][name])});
+  const std::string of = effect.contains("of") ? "effect of " + effect["of"].get<std::string>() + "\n" : "";
+  return of + table.text() + "neutral texts: divergence " + short_number(effect["neutral_kl"]) + " nat a token, " +
+         percent(effect["neutral_tokens_kept"].get<double>() / 100) + " of the tokens kept\n";
+}
+
 }  // namespace emend::workflow

@@ -61,6 +61,8 @@ struct EffectReading {
 [[nodiscard]] nlohmann::ordered_json compare_effects(const EffectReading& before, const EffectReading& after,
                                                      const EffectOptions& options, const models::Model& judge,
                                                      const Handles& lent = {});
+/// A table of what `compare_effects` gives, for people; nothing of null.
+[[nodiscard]] std::string effect_text(const nlohmann::ordered_json& effect);
 
 /// Token ids of prompts (of the questions that presets share, if there are none) with the model's own answers.
 [[nodiscard]] std::vector<std::vector<int64_t>> answered(const models::Model& model,

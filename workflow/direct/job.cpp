@@ -34,9 +34,10 @@ void settle_effect(DirectOptions& options, const DirectPreset& preset) {
   effect.prompts = options.prompts.empty() ? preset.test_prompts : read_prompts(options.prompts);
   for (const auto& file : options.scorers) effect.scorers.push_back(read_scorer(file));
   if (effect.scorers.empty() && !preset.name.empty()) effect.scorers.push_back(preset.scorer);
-  for (auto one = effect.scorers.begin(); one != effect.scorers.end(); ++one)
-    if (std::any_of(effect.scorers.begin(), one, [&](const Scorer& earlier) { return earlier.name == one->name; }))
-      refuse({setting("scorer"), "two scorers called \"" + one->name + "\"", "a name each", "rename one"});
+  std::set<std::string> names;
+  for (const auto& one : effect.scorers)
+    if (!names.insert(one.name).second)
+      refuse({setting("scorer"), "two scorers called \"" + one.name + "\"", "a name each", "rename one"});
   for (const char* kind : {"length", "loops", "entropy"}) {
     const std::string name = kind == std::string("length") ? "words" : kind;
     const auto same = std::ranges::find(effect.scorers, name, &Scorer::name);
@@ -59,19 +60,6 @@ std::string content_of(const std::vector<ContrastPrompt>& prompts) {
 bool is_product(const std::string& name) {
   return name == "report.html" || name == "trials.jsonl" ||
          std::ranges::any_of(save_formats(), [&](const SaveFormat& format) { return format.file == name; });
-}
-
-std::string effect_text(const ordered_json& effect) {
-  if (effect.is_null()) return "";
-  TextTable table({"effect", "before", "after"});
-  for (const auto& [name, one] : effect["scores"].items())
-    table.add({name, short_number(one["before"]), short_number(one["after"])});
-  if (effect.contains("health"))
-    for (const auto& [name, value] : effect["health"]["before"].items())
-      if (value.is_number()) table.add({name, short_number(value), short_number(effect["health"]["after"][name])});
-  const std::string of = effect.contains("of") ? "effect of " + effect["of"].get<std::string>() + "\n" : "";
-  return of + table.text() + "neutral texts: divergence " + short_number(effect["neutral_kl"]) + " nat a token, " +
-         percent(effect["neutral_tokens_kept"].get<double>() / 100) + " of the tokens kept\n";
 }
 
 std::string layers_text(const Directions& directions) {
