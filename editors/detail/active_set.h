@@ -35,15 +35,16 @@ struct ActiveRow {
   int64_t lookup = 0;                   ///< tokens before it (all cached)
   std::vector<ActiveReading> readings;  ///< none of a KL row
   std::vector<std::pair<int64_t, std::vector<at::Tensor>>> held;  ///< (token of the suffix, vectors)
+  std::vector<int64_t> also;                                      ///< further tokens of the suffix that δ is added to
 };
 
 /// Where things are in the packed batch; rebuilt whenever rows leave or enter. Index tensors live where they are used.
 struct ActiveIndex {
   models::TokenBatch batch;      ///< all rows
   models::TokenBatch kl_batch;   ///< KL rows alone, for a loss layer below the last
-  at::Tensor lookup_N;           ///< packed index of each row's looked-up token
-  std::vector<int64_t> lookups;  ///< the same, on the host
-  at::Tensor slot_of_row;        ///< [rows]
+  std::vector<int64_t> lookups;  ///< packed index of each row's looked-up token
+  at::Tensor added_N;            ///< of each token that δ is added to
+  at::Tensor slot_of_added_N;
   struct Reading {
     size_t slot = 0, number = 0;
     int64_t row = 0;

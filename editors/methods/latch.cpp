@@ -71,6 +71,11 @@ const hparams::Schema<LatchHparams>& latch_schema() {
               "wordings", &H::wordings,
               {.meaning = "other wordings of a fact, written by the model itself, in which its target is optimised too",
                .min = 0})
+          .field(
+              "chat_weight", &H::chat_weight,
+              {.meaning = "weight of each of four replies about the subject, which shall name it as before the edit, "
+                          "beside the 1 of a wording; 0, or no chat template: none",
+               .min = 0})
           .field("sketch_steps", &H::sketch_steps,
                  {.meaning = "steps on a third of a target's rows, before `v_num_grad_steps` on all", .min = 0})
           .field(

@@ -49,12 +49,13 @@ std::vector<std::vector<int64_t>> ActiveSet::build_rows(std::span<const TargetPr
     const size_t first = rows_.size();
     // A row that begins with another one is run for both.
     const auto row_for = [&](const TargetRow& source, std::vector<int64_t> own) {
+      const auto also = mapped(source.also, [&](int64_t token) { return token - source.lookup; });
       for (size_t r = first; r < rows_.size() && problem.held.empty(); ++r) {
-        if (rows_[r].lookup != source.lookup || !one_begins_with_other(ids[r], own)) continue;
+        if (rows_[r].lookup != source.lookup || rows_[r].also != also || !one_begins_with_other(ids[r], own)) continue;
         if (own.size() > ids[r].size()) ids[r] = std::move(own);
         return r;
       }
-      rows_.push_back({slot, false, {}, source.lookup, {}, {}});
+      rows_.push_back({slot, false, {}, source.lookup, {}, {}, also});
       ids.push_back(std::move(own));
       return rows_.size() - 1;
     };
@@ -65,7 +66,7 @@ std::vector<std::vector<int64_t>> ActiveSet::build_rows(std::span<const TargetPr
       rows_[row_for(source, source.ids)].readings.push_back(std::move(reading));
     }
     for (const auto& source : problem.kl_rows) {  // nothing behind the looked-up token is read
-      rows_.push_back({slot, true, {}, source.lookup, {}, {}});
+      rows_.push_back({slot, true, {}, source.lookup, {}, {}, {}});
       ids.emplace_back(source.ids.begin(), source.ids.begin() + source.lookup + 1);
     }
     for (size_t r = first; r < rows_.size(); ++r)
@@ -191,7 +192,7 @@ void ActiveSet::rebuild_index() {
   index_ = {};
   tables_ = kl_tables_ = nullptr;
   std::vector<std::vector<int64_t>> suffixes, kl_suffixes;
-  std::vector<int64_t> begins, kl_begins, kl_rows, lookup, slot_of_row, slot_of_reading, label_token, label_id,
+  std::vector<int64_t> begins, kl_begins, kl_rows, added, slot_of_added, slot_of_reading, label_token, label_id,
       label_slot, label_reading, kl_token, kl_slot;
   std::vector<double> label_weight, label_floor, reading_weight, reading_labels;
   bool floors = false;
@@ -202,8 +203,10 @@ void ActiveSet::rebuild_index() {
     const auto slot = static_cast<int64_t>(row.slot);
     suffixes.push_back(row.suffix);
     begins.push_back(row.lookup);
-    lookup.push_back(token);
-    slot_of_row.push_back(slot);
+    index_.lookups.push_back(token);
+    added.push_back(token);
+    for (const int64_t also : row.also) added.push_back(token + also);
+    slot_of_added.resize(added.size(), slot);
     for (const ActiveReading& reading : row.readings) {
       const auto labels = static_cast<double>(reading.labels.size());
       for (size_t i = 0; i < reading.labels.size(); ++i) {
@@ -238,9 +241,8 @@ void ActiveSet::rebuild_index() {
     return devices::route_like(at::tensor(values, work_dtype(*model_)), like, devices::Purpose::kLabels);
   };
   index_.batch = models::TokenBatch::continuing(suffixes, begins);
-  index_.lookup_N = devices::index_on(lookup, like);
-  index_.lookups = std::move(lookup);
-  index_.slot_of_row = devices::index_on(slot_of_row, like);
+  index_.added_N = devices::index_on(added, like);
+  index_.slot_of_added_N = devices::index_on(slot_of_added, like);
   index_.label_token_M = devices::index_on(label_token, like);
   index_.label_id_M = devices::index_on(label_id, like);
   index_.label_slot_M = devices::index_on(label_slot, like);
@@ -267,9 +269,9 @@ at::Tensor ActiveSet::add_to(const at::Tensor& output_ND, const at::Tensor& delt
   };
   // Rows share slots: on CUDA the gradient of index_select adds them in any order, that of indexing sorts first.
   const at::Tensor rows_ND =
-      delta_BD.is_cuda() ? delta_BD.index({index_.slot_of_row}) : delta_BD.index_select(0, index_.slot_of_row);
+      delta_BD.is_cuda() ? delta_BD.index({index_.slot_of_added_N}) : delta_BD.index_select(0, index_.slot_of_added_N);
   const at::Tensor delta = devices::route_like(rows_ND, output_ND, devices::Purpose::kDelta, devices::Dtype::kMatch);
-  at::Tensor changed = output_ND.index_add(0, here(index_.lookup_N), delta);
+  at::Tensor changed = output_ND.index_add(0, here(index_.added_N), delta);
   if (above_) return changed;  // held vectors are part of what enters
   for (size_t r = 0; r < rows_.size(); ++r) {
     for (const auto& [token, vectors_D] : rows_[r].held) {

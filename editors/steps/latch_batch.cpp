@@ -5,7 +5,9 @@
 #include <emend/devices/route.h>
 #include <emend/editors/detail/latch_batch.h>
 #include <emend/editors/detail/latch_gates.h>
+#include <emend/editors/detail/latch_prompts.h>
 #include <emend/editors/detail/latch_room.h>
+#include <emend/editors/steps/chat_rows.h>
 #include <emend/editors/steps/continuations.h>
 #include <emend/editors/steps/keys.h>
 #include <emend/editors/steps/wordings.h>
@@ -23,13 +25,6 @@ namespace emend::editors::detail {
 namespace {
 
 using Ids = std::vector<int64_t>;
-
-// A text's first token has much the same state in the layers of gates, whatever it is (an attention sink). A subject
-// that is one, where there is no BOS, is read off the token behind it.
-PromptRow off_the_sink(PromptRow row) {
-  if (row.lookup == 0 && row.ids.size() > 1) row.lookup = 1;
-  return row;
-}
 
 class LatchBatch {
  public:
@@ -55,6 +50,7 @@ class LatchBatch {
     {
       const PhaseTimer timer(result_, "targets");
       add_wordings();
+      add_chats();
     }
     const std::vector<size_t> released = make_units();
     Continuations after;
@@ -66,7 +62,7 @@ class LatchBatch {
     }
     {
       const PhaseTimer timer(result_, "insert");
-      make_prompts();
+      prompts_ = prompts_at_subjects(h_, {facts_, batch_, chats_}, texts_, reader(), context_, units_);
       if (!units_.empty()) write({0, h_.layers.size()});
     }
     if (!h_.release_layers.empty()) release(released, after);
@@ -89,7 +85,7 @@ class LatchBatch {
   [[nodiscard]] int layer_at(size_t place) const { return static_cast<int>(h_.all_layers()[place]); }
 
   [[nodiscard]] PromptRow rendered(const std::string& sentence, const std::string& subject) const {
-    return off_the_sink(render_prompt(model_.tokenizer(), sentence, subject, parse_fact_token(h_.fact_token)));
+    return gate_prompt(model_.tokenizer(), sentence, subject, parse_fact_token(h_.fact_token));
   }
 
   // Each fact in other words, in front of the forms that end its contexts.
@@ -107,6 +103,22 @@ class LatchBatch {
         if (fits) rows.insert(rows.end() - std::min<std::ptrdiff_t>(2, std::ssize(rows) - 1), std::move(row));
         context_.log.event(LogLevel::kDebug, "wording", facts[i].subject + ": " + wording, {});
       }
+  }
+
+  void add_chats() {
+    chats_.resize(batch_.places.size());
+    if (h_.chat_weight == 0) return;
+    const auto facts = mapped(batch_.places, [&](const size_t place) { return facts_[place]; });
+    chats_ = chats_of(reader(), facts, parse_fact_token(h_.fact_token), context_.cancel);
+    for (const auto& chats : chats_)
+      for (const auto& reply : chats.replies) context_.log.event(LogLevel::kDebug, "chat", reply.prompt.text, {});
+  }
+
+  // A fact's contexts, then the conversations about it.
+  [[nodiscard]] size_t contexts_of(size_t i) const { return batch_.rendered[i].rows.size() + chats_[i].asked.size(); }
+  [[nodiscard]] const PromptRow& context_at(size_t i, size_t r) const {
+    const auto& rows = batch_.rendered[i].rows;
+    return r < rows.size() ? rows[r] : chats_[i].asked[r - rows.size()];
   }
 
   // The units of the first stage, and the layer's place for each fact's release. All that is needed of the text is
@@ -152,9 +164,9 @@ class LatchBatch {
     std::vector<Ids> prompts;
     for (size_t i = 0; i < all.size(); ++i) {
       const RenderedFact& fact = batch_.rendered[i];
-      for (size_t r = 0; r < fact.rows.size(); ++r) {
+      for (size_t r = 0; r < contexts_of(i); ++r) {
         if (r != 0 && r + 2 < fact.rows.size()) continue;
-        auto row = answered(fact.rows[r], fact.target_ids);
+        auto row = answered(context_at(i, r), fact.target_ids);
         if (std::ssize(row.ids) + h_.release_tokens > model_.max_positions()) continue;
         prompts.push_back(std::move(row.ids));
         written.push_back(&all[i][r]);
@@ -179,12 +191,24 @@ class LatchBatch {
     for (size_t u = 0; u < units_.size(); ++u) units_[u].asides = asides[u];
   }
 
+  TargetProblem problem_of(size_t i) const {
+    TargetProblem problem = make_target_problem(batch_.rendered[i]);
+    if (problem.rows.size() > 1)
+      for (auto& row : problem.rows) row.weight = row.sampled_context ? 1 : 2;  // the fact's own words count twice
+    for (const auto& reply : chats_[i].replies) {
+      problem.rows.push_back(replied(reply));
+      problem.rows.back().weight = h_.chat_weight;
+    }
+    double sum = 0;
+    for (const auto& row : problem.rows) sum += row.weight;
+    for (auto& row : problem.rows) row.weight /= sum;
+    return problem;
+  }
+
   TargetProblem problem_of(const LatchUnit& unit) {
     TargetProblem joint;
     for (const size_t i : unit.facts) {
-      TargetProblem one = make_target_problem(batch_.rendered[i]);
-      if (const auto n = static_cast<double>(one.rows.size()); n > 1)  // the fact's own words count twice
-        for (auto& row : one.rows) row.weight = (row.sampled_context ? 1 : 2) / (n + 1);
+      TargetProblem one = problem_of(i);
       for (auto& row : one.rows) row.weight /= static_cast<double>(unit.facts.size());
       joint.rows.insert(joint.rows.end(), one.rows.begin(), one.rows.end());
       if (joint.kl_rows.empty()) joint.kl_rows = std::move(one.kl_rows);
@@ -242,7 +266,7 @@ class LatchBatch {
       optimise_releases(after);
     }
     const PhaseTimer timer(result_, "insert");
-    make_answered_prompts();
+    prompts_ = prompts_at_answers(h_, {facts_, batch_, chats_}, texts_, reader(), context_, units_);
     if (!units_.empty()) write({h_.layers.size(), memory_.size()});
   }
 
@@ -254,7 +278,8 @@ class LatchBatch {
         TargetProblem& problem = problems.emplace_back();
         problem.case_id = fact.case_id;
         for (const auto& [r, continued] : after[unit->facts[0]])
-          if (auto row = going_on(fact.rows[r], fact.target_ids, continued)) problem.rows.push_back(std::move(*row));
+          if (auto row = going_on(context_at(unit->facts[0], r), fact.target_ids, continued))
+            problem.rows.push_back(std::move(*row));
         for (auto& row : problem.rows) row.weight = 1.0 / static_cast<double>(problem.rows.size());
       }
       TargetSpec spec = spec_at(place);
@@ -263,132 +288,6 @@ class LatchBatch {
       for (size_t u = 0; u < units.size(); ++u) units[u]->target = targets[u];
     }
     std::erase_if(units_, [](const LatchUnit& unit) { return unit.target.status == FactStatus::kFailed; });
-  }
-
-  // Where the gates of releases learn: open at an answer's last token, shut where it has not been said yet, at the
-  // subject, and at the same words elsewhere.
-  void make_answered_prompts() {
-    prompts_.clear();
-    const auto fits = [&](const PromptRow& row) { return std::ssize(row.ids) <= model_.max_positions(); };
-    for (auto& unit : units_) {
-      const RenderedFact& fact = batch_.rendered[unit.facts[0]];
-      unit.begin = prompts_.size();
-      for (const auto& row : asked(unit.facts[0]))
-        if (PromptRow with = answered(row, fact.target_ids); fits(with)) prompts_.push_back(std::move(with));
-      unit.open = unit.denied = unit.aside = unit.end = prompts_.size();
-    }
-    for (const auto& unit : units_) {
-      const RenderedFact& fact = batch_.rendered[unit.facts[0]];
-      for (const auto& row : asked(unit.facts[0])) {
-        prompts_.push_back(row);
-        prompts_.back().lookup = std::ssize(row.ids) - 1;
-      }
-      for (const char* mention : kMentions)
-        prompts_.push_back(rendered(mention, fact.target.substr(fact.target.find_first_not_of(' '))));
-    }
-    for (size_t p = units_.empty() ? 0 : units_.back().end, end = prompts_.size(); p < end; ++p)
-      if (PromptRow& row = prompts_[p]; row.subject.second > 0 && row.lookup + 1 == std::ssize(row.ids)) {
-        PromptRow subject = row;
-        subject.lookup = row.subject.second - 1;
-        if (subject.lookup != row.lookup) prompts_.push_back(std::move(subject));
-      }
-    add_inner_words(fits);
-  }
-
-  // Inside of an answer no other one's last word releases: "chess" of "professional chess player".
-  void add_inner_words(const std::function<bool(const PromptRow&)>& fits) {
-    std::set<int64_t> last;
-    for (const auto& unit : units_) last.insert(batch_.rendered[unit.facts[0]].target_ids.back());
-    for (const auto& unit : units_) {
-      const Ids& answer = batch_.rendered[unit.facts[0]].target_ids;
-      for (size_t n = 1; n < answer.size(); ++n) {
-        if (!last.contains(answer[n - 1])) continue;
-        for (const auto& row : asked(unit.facts[0]))
-          if (PromptRow with = answered(row, {answer.begin(), answer.begin() + static_cast<std::ptrdiff_t>(n)});
-              fits(with))
-            prompts_.push_back(std::move(with));
-      }
-    }
-  }
-
-  // A fact's prompts: in all contexts and behind the leads.
-  std::vector<PromptRow> asked(size_t i) {
-    std::vector<PromptRow> rows = batch_.rendered[i].rows;
-    for (const auto& lead : texts_.leads) {
-      PromptRow row =
-          rendered(datasets::with_subject(lead, facts_[batch_.places[i]].prompt), batch_.rendered[i].subject);
-      if (std::ssize(row.ids) <= model_.max_positions()) rows.push_back(std::move(row));
-    }
-    return rows;
-  }
-
-  // Where each unit's gate learns, for all units.
-  void make_prompts() {
-    const FactToken token = parse_fact_token(h_.fact_token);
-    const auto add = [&](const std::string& sentence, const std::string& subject) {  // what fits into the model
-      PromptRow row = rendered(sentence, subject);
-      const bool fits = row.lookup > 0 && static_cast<int64_t>(row.ids.size()) <= model_.max_positions();
-      if (fits) prompts_.push_back(std::move(row));
-      return fits;
-    };
-    const auto subjects = mapped(units_, &LatchUnit::subject);
-    auto similar = lookalikes(reader(), subjects,
-                              {.count = h_.lookalikes, .samples = 3, .seed = context_.seed, .cancel = context_.cancel});
-    for (size_t u = 0; u < units_.size(); ++u) {
-      const auto more = namesakes(units_[u].subject, similar[u]);
-      similar[u].insert(similar[u].end(), more.begin(), more.end());
-    }
-    std::optional<std::vector<std::string>> firsts;  // words that texts begin with, once somebody needs them
-    std::vector<Ids> whole;                          // whole prompts and their negations
-    std::vector<std::vector<std::pair<size_t, size_t>>> denied(units_.size());  // places of both
-    for (auto& unit : units_) {
-      const size_t u = static_cast<size_t>(&unit - units_.data());
-      unit.begin = prompts_.size();
-      for (const size_t i : unit.facts)
-        for (auto& row : asked(i)) prompts_.push_back(std::move(row));
-      for (const auto& lead : texts_.leads) add(lead, unit.subject);
-      if (token != FactToken::kSubjectFirstAfterLast)
-        for (const char* mention : kMentions) add(mention, unit.subject);
-      const bool alone = rendered("{}", unit.subject).lookup == 0;
-      if (alone)
-        for (const char* behind : kBehind) add(behind, unit.subject);
-      unit.open = prompts_.size();
-      for (const size_t i : unit.facts) {
-        const size_t affirmed = whole.size();
-        whole.push_back(batch_.rendered[i].rows[0].ids);
-        for (const char* negation : kNegations)
-          if (add(datasets::with_subject(negation, facts_[batch_.places[i]].prompt), unit.subject)) {
-            denied[u].emplace_back(affirmed, whole.size());
-            whole.push_back(prompts_.back().ids);
-          }
-      }
-      unit.denied = prompts_.size();
-      for (size_t k = 0; const auto& name : similar[u]) {  // every other one behind a piece of text
-        context_.log.event(LogLevel::kDebug, "lookalike", unit.subject + ": " + name, {});
-        const std::string& prompt = facts_[batch_.places[unit.facts[k % unit.facts.size()]]].prompt;
-        const bool led = k % 2 == 1 && !texts_.leads.empty();
-        add(led ? datasets::with_subject(texts_.leads[k / 2 % texts_.leads.size()], prompt) : prompt, name);
-        if (alone) add(kBehind[k % kBehind.size()], name);
-        ++k;
-      }
-      if (alone && !firsts) firsts = words_that_begin(model_.tokenizer(), texts_.rows);
-      if (alone)  // shut at whatever else begins a text, too
-        for (size_t k = 0; const auto& word : without(*firsts, unit.subject)) {
-          for (const size_t i : unit.facts) add(facts_[batch_.places[i]].prompt, word);
-          add(kBehind[k++ % kBehind.size()], word);
-        }
-      unit.aside = prompts_.size();
-      for (const std::string& aside : unit.asides) {
-        add(aside, unit.subject);
-        if (!texts_.leads.empty())
-          add(datasets::with_subject(texts_.leads[prompts_.size() % texts_.leads.size()], aside), unit.subject);
-      }
-      unit.end = prompts_.size();
-    }
-    const auto next = continue_greedily(reader(), whole, 1, context_.cancel);
-    for (size_t u = 0; u < units_.size(); ++u)
-      for (const auto& [affirmed, negated] : denied[u])
-        units_[u].heeded.push_back(next[negated].ids != next[affirmed].ids);
   }
 
   void write(Places stage) {
@@ -483,6 +382,7 @@ class LatchBatch {
   std::optional<models::Model> copy_;  // in the arithmetic of the phase, if that is another one
   std::span<const datasets::Fact> facts_;
   RenderedBatch batch_;
+  std::vector<FactChats> chats_;  // by fact
   std::vector<LatchUnit> units_;
   std::vector<PromptRow> prompts_;
 };

@@ -29,6 +29,7 @@ struct PromptRow {
   std::vector<int64_t> ids;                   ///< with BOS where the tokenizer adds it
   int64_t lookup = 0;                         ///< index into ids
   std::pair<int64_t, int64_t> subject{0, 0};  ///< tokens that overlap the subject, half open
+  std::vector<int64_t> again = {};            ///< further indices where the text names its subject again
 };
 
 struct RenderedFact {

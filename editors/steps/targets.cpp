@@ -23,6 +23,9 @@ void check_row(const TargetProblem& problem, const TargetRow& row) {
   if (row.lookup < 0 || row.lookup >= length)
     refuse_target(problem, "looked-up token " + std::to_string(row.lookup),
                   "a token of a row of " + std::to_string(length));
+  for (const int64_t token : row.also)
+    if (token <= row.lookup || token >= length)
+      refuse_target(problem, "δ at token " + std::to_string(token), "a token behind the looked-up one");
   for (const auto& [token, id] : row.labels)
     if (token < row.lookup || token >= length)
       refuse_target(problem, "a label at token " + std::to_string(token), "a token from the looked-up one on");
@@ -136,7 +139,7 @@ TargetProblem make_target_problem(const RenderedFact& fact) {
   problem.case_id = fact.case_id;
   const double weight = 1.0 / static_cast<double>(fact.rows.size());
   for (const auto& row : fact.rows) {
-    TargetRow target{with_target(row, fact.target_ids), row.lookup, {}, weight, !problem.rows.empty()};
+    TargetRow target{with_target(row, fact.target_ids), row.lookup, {}, weight, !problem.rows.empty(), {}, row.again};
     const auto last = static_cast<int64_t>(row.ids.size()) - 1;  // this token predicts the target's first
     for (size_t t = 0; t < fact.target_ids.size(); ++t)
       target.labels.emplace_back(last + static_cast<int64_t>(t), fact.target_ids[t]);

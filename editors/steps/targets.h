@@ -74,6 +74,8 @@ struct TargetRow {
   bool sampled_context = false;  ///< not the plain prompt (kMostProbable looks at these)
   /// −log p of each label from which on it counts (as good as the model was before is good enough). Empty: from 0 on.
   std::vector<double> floors = {};
+  /// Further tokens that δ is added to, behind the looked-up one.
+  std::vector<int64_t> also = {};
 };
 
 /// A vector that stays added at one token while δ is optimised (earlier windows of a long target).

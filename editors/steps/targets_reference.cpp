@@ -24,6 +24,7 @@ struct PaddedRows {
   at::Tensor floors;            // [J,T] of the labels; undefined where all are 0
   at::Tensor lengths;           // [J] labels in each row
   std::vector<int64_t> lookup;  // packed index of the looked-up token of every row
+  std::vector<int64_t> added;   // of every token that δ is added to
   int64_t rewriting = 0, rows = 0, width = 0;
 };
 
@@ -41,6 +42,8 @@ PaddedRows pad(const models::Model& model, const TargetProblem& problem) {
   for (int64_t r = 0; r < padded.rows; ++r) {
     const TargetRow& row = *all[static_cast<size_t>(r)];
     padded.lookup.push_back(r * padded.width + row.lookup);
+    padded.added.push_back(padded.lookup.back());
+    for (const int64_t token : row.also) padded.added.push_back(r * padded.width + token);
     if (r >= padded.rewriting) continue;
     for (const auto& [token, id] : row.labels) padded.labels[r][token] = id;
     if (!row.floors.empty() && !padded.floors.defined())
@@ -68,8 +71,8 @@ at::Tensor add_delta(const at::Tensor& output, Variable& variable, size_t site, 
     variable.first = at::zeros_like(variable.initial);
     variable.second = at::zeros_like(variable.initial);
   }
-  const at::Tensor delta = variable.delta.to(output.scalar_type()).expand({padded.rows, -1});
-  at::Tensor changed = output.index_add(0, devices::index_on(padded.lookup, output), delta);
+  const at::Tensor delta = variable.delta.to(output.scalar_type()).expand({std::ssize(padded.added), -1});
+  at::Tensor changed = output.index_add(0, devices::index_on(padded.added, output), delta);
   for (const auto& held : problem.held) {
     const int64_t token = static_cast<int64_t>(held.row) * padded.width + held.token;
     const at::Tensor vector =

@@ -1,9 +1,11 @@
 // LATCH: what the editor promises of its neurons.
 #include <ATen/ATen.h>
+#include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/editors/detail/statistics_parts.h>
 #include <emend/editors/packs/pack.h>
 #include <emend/editors/registry.h>
+#include <emend/editors/steps/chat_rows.h>
 #include <emend/editors/steps/continuations.h>
 #include <emend/editors/steps/neurons.h>
 #include <emend/editors/steps/prompts.h>
@@ -18,6 +20,7 @@
 #include <set>
 
 #include "support/editor_models.h"
+#include "support/temporary_folder.h"
 
 namespace emend {
 namespace latch_test {
@@ -459,6 +462,85 @@ TEST(Latch, BehindTheAnswerAReleaseLetsTheModelGoOn) {
     EXPECT_LT(with - before, 0.9 * (without - before)) << fact.subject;
   }
   EXPECT_GE(lost, 1);
+}
+
+models::Model chat_model(const std::string& chat_template, uint64_t seed = 1) {
+  const testing::TemporaryFolder folder("latch-chat");
+  testing::write_tiny_model(folder.path(), seed);
+  const nlohmann::json config = {
+      {"tokenizer_class", "PreTrainedTokenizerFast"}, {"eos_token", "<|end|>"}, {"chat_template", chat_template}};
+  write_file(folder.path() / "tokenizer_config.json", config.dump());
+  return models::load_model(folder.path().string());
+}
+
+constexpr const char* kTemplate =
+    "{% for m in messages %}{{ m.role ~ ': ' ~ m.content ~ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}";
+
+// Of the random models one whose replies are text.
+uint64_t seed_that_speaks() {
+  for (uint64_t seed = 1; seed < 60; ++seed)
+    for (const auto& chats :
+         editors::chats_of(chat_model(kTemplate, seed), testing::tiny_facts(), editors::FactToken::kSubjectLast, {}))
+      if (!chats.replies.empty()) return seed;
+  ADD_FAILURE() << "none";
+  return 1;
+}
+
+TEST(Chats, AskOfAFactAndOfItsSubject) {
+  const auto facts = testing::tiny_facts();
+  const models::Model model = chat_model(kTemplate, seed_that_speaks());
+  const auto chats = editors::chats_of(model, facts, editors::FactToken::kSubjectLast, {});
+  ASSERT_EQ(chats.size(), facts.size());
+  for (size_t i = 0; i < facts.size(); ++i) {
+    const std::string& subject = facts[i].subject;
+    const auto ends_with_subject = [&](const editors::PromptRow& row, int64_t token) {
+      return model.tokenizer().decode(std::span(row.ids).first(static_cast<size_t>(token) + 1)).ends_with(subject);
+    };
+    ASSERT_EQ(chats[i].asked.size(), 1U);
+    const editors::PromptRow& asked = chats[i].asked[0];
+    EXPECT_EQ(asked.text, "user: " + facts[i].full_prompt() + " what?\nassistant:" + facts[i].full_prompt());
+    EXPECT_TRUE(ends_with_subject(asked, asked.lookup));
+    ASSERT_EQ(asked.again.size(), 1U) << "the reply names it once more";
+    EXPECT_GT(asked.again[0], asked.lookup);
+    EXPECT_TRUE(ends_with_subject(asked, asked.again[0]));
+    for (const auto& reply : chats[i].replies) {
+      const auto row = editors::replied(reply);
+      EXPECT_TRUE(ends_with_subject(reply.prompt, row.lookup)) << reply.prompt.text;
+      ASSERT_EQ(row.labels.size(), row.floors.size());
+      EXPECT_EQ(row.labels.front(), std::pair(reply.begin - 1, row.ids[static_cast<size_t>(reply.begin)]));
+      EXPECT_EQ(row.labels.back().first + 2, std::ssize(row.ids));
+    }
+  }
+  EXPECT_TRUE(std::ranges::any_of(chats, [](const auto& one) { return !one.replies.empty(); }));
+  // Nothing of models without a template, or with one that is of no use.
+  for (const models::Model& other :
+       {testing::tiny_model(), chat_model("{% include messages %}"), chat_model("{{ raise_exception('no') }}")})
+    for (const auto& one : editors::chats_of(other, facts, editors::FactToken::kSubjectLast, {}))
+      EXPECT_TRUE(one.asked.empty() && one.replies.empty());
+}
+
+TEST(Latch, RepliesAboutTheSubjectCountInItsTarget) {
+  const auto facts = testing::tiny_facts();
+  const uint64_t seed = seed_that_speaks();
+  const models::Model original = chat_model(kTemplate, seed);
+  models::Model with = chat_model(kTemplate, seed), without = chat_model(kTemplate, seed);
+  EXPECT_EQ(edit(*make(with, "room: 1\nchat_weight: 8\n"), with, facts).failed(), 0);
+  (void)edit(*make(without, "room: 1\nchat_weight: 0\n"), without, facts);
+  const auto chats = editors::chats_of(original, facts, editors::FactToken::kSubjectLast, {});
+  const auto lost = [&](const models::Model& model) {  // of what replies were before
+    double sum = 0;
+    for (const auto& one : chats)
+      for (const auto& reply : one.replies) {
+        const auto row = editors::replied(reply);
+        const at::Tensor log_p = at::log_softmax(model.forward(models::TokenBatch::from_rows({row.ids})).logits, 1);
+        for (size_t i = 0; i < row.labels.size(); ++i)
+          sum += std::max(0.0, -log_p[row.labels[i].first][row.labels[i].second].item<double>() - row.floors[i]);
+      }
+    return sum;
+  };
+  EXPECT_LT(lost(original), 1e-2);
+  EXPECT_LT(lost(with), 0.8 * lost(without));
 }
 
 TEST(Latch, RefusesReleasesThatAreNotAboveItsLayers) {

@@ -195,6 +195,29 @@ TEST(Targets, RowsThatBeginWithAnotherAreReadFromOnePass) {
   }
 }
 
+// A text that names its subject again feels δ there too, though only in the row that says so.
+TEST(Targets, ChangesAreAddedWhereTheSubjectComesAgain) {
+  const models::Model model = tiny_model({.dtype = at::kDouble});
+  auto problems = problems_of(model);
+  const auto plain = problems;
+  for (auto& problem : problems) {
+    auto& row = problem.rows[0];
+    const auto last = static_cast<int64_t>(row.ids.size()) - 1;
+    row.also = {row.lookup + 1, last};
+    problem.rows.push_back(row);
+    problem.rows.back().also = {};
+    problem.rows.back().weight = 0.1;
+  }
+  for (const auto& spec : {spec_of({{Site::kLayerOut, 1}}, 3), spec_of({{Site::kMlpOut, 1}}, std::nullopt)}) {
+    const auto fast = optimised(model, problems, spec, Engine::kFast);
+    expect_equal_targets(fast, optimised(model, problems, spec, Engine::kReference), 1e-8, "again");
+    EXPECT_GT(relative_difference(fast[0].delta_D[0], optimised(model, plain, spec, Engine::kFast)[0].delta_D[0]),
+              1e-3);
+  }
+  problems[0].rows[0].also = {problems[0].rows[0].lookup};
+  EXPECT_THROW((void)optimised(model, problems, spec_of({{Site::kLayerOut, 1}}, 3), Engine::kFast), Error);
+}
+
 TEST(Targets, EveryLookupTokenWorks) {
   const models::Model model = tiny_model({.dtype = at::kDouble});
   const TargetSpec spec = spec_of({{Site::kLayerOut, 1}}, 3);

@@ -2,9 +2,11 @@
 
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
+#include <emend/hparams/preset.h>
 #include <emend/workflow/run.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <random>
 
 namespace emend::tools::serve {
@@ -67,10 +69,10 @@ struct Jobs::Job {
   std::exception_ptr failure;
 };
 
-Jobs::Jobs(std::function<models::Model()> load, Check check, PackFolder& packs, fs::path work,
+Jobs::Jobs(std::function<models::Model()> load, Prepare prepare, PackFolder& packs, fs::path work,
            workflow::RunOptions defaults, workflow::Handles lent)
     : load_(std::move(load)),
-      check_(std::move(check)),
+      prepare_(std::move(prepare)),
       packs_(packs),
       work_(std::move(work)),
       defaults_(std::move(defaults)),
@@ -103,7 +105,9 @@ ordered_json Jobs::add(const json& request) {
   auto& options = job->options;
   options.editor = request.value("editor", defaults_.editor);
   if (const std::string preset = request.value("hparams", ""); !preset.empty()) {
-    if (preset.find_first_of("/\\.") != std::string::npos) refuse("hparams: expected the name of a preset");
+    const auto& presets = hparams::all_presets();  // never a file that has such a name
+    if (std::ranges::find(presets, preset, &hparams::Preset::name) == presets.end() || std::filesystem::exists(preset))
+      refuse("hparams: expected the name of a preset");
     options.hparams = preset;
   } else if (options.editor != defaults_.editor) {
     options.hparams.clear();
@@ -113,7 +117,7 @@ ordered_json Jobs::add(const json& request) {
   options.metrics.names = request.value("eval", defaults_.metrics.names);
   job->activate = request.value("active", true);
   job->facts = datasets::parse_fact_rows(request["facts"], "facts", {.format = request.value("format", "auto")});
-  check_(options, job->facts);
+  prepare_(options, job->facts);
   job->name = request.value("name", "");
   const std::lock_guard lock(mutex_);
   const auto taken = [&] {

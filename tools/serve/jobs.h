@@ -26,10 +26,10 @@ namespace emend::tools::serve {
 
 class Jobs {
  public:
-  using Check = std::function<void(const workflow::RunOptions&, const datasets::FactSet&)>;
-  /// `load` makes the second copy; it is called before the first job. `check` throws for what cannot be run. What
-  /// servers have left in the folder `work` goes.
-  Jobs(std::function<models::Model()> load, Check check, PackFolder& packs, std::filesystem::path work,
+  using Prepare = std::function<void(workflow::RunOptions&, const datasets::FactSet&)>;
+  /// `load` makes the second copy; it is called before the first job. `prepare` completes the options of a
+  /// request and throws for what cannot be run. What servers have left in the folder `work` goes.
+  Jobs(std::function<models::Model()> load, Prepare prepare, PackFolder& packs, std::filesystem::path work,
        workflow::RunOptions defaults, workflow::Handles lent);
   ~Jobs();
   void stop();  ///< cancels what runs and what waits
@@ -61,7 +61,7 @@ class Jobs {
   void forget_old();
 
   const std::function<models::Model()> load_;
-  const Check check_;
+  const Prepare prepare_;
   PackFolder& packs_;
   const std::filesystem::path work_;
   const workflow::RunOptions defaults_;

@@ -6,6 +6,7 @@
 #include <emend/workflow/packs.h>
 #include <emend/workflow/preflight.h>
 
+#include <algorithm>
 #include <cctype>
 #include <chrono>
 #include <cstdlib>
@@ -58,10 +59,16 @@ void require_metrics(const std::vector<std::string>& names, const datasets::Fact
               "measure it with memit_edit"});
 }
 
-// What of a request can be seen to be wrong before a job is made of it.
-void require_edit(const workflow::RunOptions& edit, const models::Model& model, const datasets::FactSet& facts) {
+// What of a request can be seen to be wrong before a job is made of it. Where an editor can take care of replies, it
+// does: people talk to a server.
+void prepare_edit(workflow::RunOptions& edit, const models::Model& model, const datasets::FactSet& facts) {
   const auto& editor = workflow::chosen_editor(edit, &model.checkpoint());
   require_metrics(edit.metrics.names, facts);
+  const auto values =
+      editor.effective(workflow::find_hparams(editor.name, edit.hparams, edit.set, model.checkpoint()), Log());
+  if (values.value("chat_weight", 1.0) == 0 &&
+      std::ranges::none_of(edit.set, [](const std::string& one) { return one.starts_with("chat_weight="); }))
+    edit.set.emplace_back("chat_weight=1");
   (void)editor.make(workflow::find_hparams(editor.name, edit.hparams, edit.set, model.checkpoint()), model, Log());
   for (const auto& finding : datasets::lint_facts(facts))
     if (finding.severity == datasets::Severity::kError)
@@ -92,12 +99,14 @@ int run_serve(const ServeArguments& given, Common& common) {
   serve::Engine engine(model, options.engine);
   serve::Completions completions(engine, packs, base_name(*checkpoint), options.limits);
   const fs::path work = place / ".emend-serve";
-  const auto check = [&](const auto& edit, const auto& facts) { require_edit(edit, model, facts); };
-  serve::Jobs jobs(load, check, packs, work, options.edit, lent);
+  const auto prepare = [&](auto& edit, const auto& facts) { prepare_edit(edit, model, facts); };
+  serve::Jobs jobs(load, prepare, packs, work, options.edit, lent);
   serve::Api api{engine, packs, jobs, completions, work};
   // The fields of a request, from here on.
-  spell_settings(
-      [](std::string_view name) { return name == "set" ? "\"settings\"" : "\"" + std::string(name) + "\""; });
+  spell_settings([](std::string_view name) -> std::string {
+    if (name == "chat_format") return "--chat-format of emend serve";  // no request has it
+    return name == "set" ? "\"settings\"" : "\"" + std::string(name) + "\"";
+  });
   api.http_metrics = [&] { return server.metrics(); };
   auto serving = std::async(std::launch::async, [&] { server.serve(serve::api_routes(api)); });
   const std::string host =
