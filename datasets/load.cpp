@@ -62,7 +62,8 @@ const FactReader& choose_reader(std::string_view text, const std::string& name, 
   if (first_rows.empty() && broken)  // what is wrong is told row by row
     return **std::ranges::find(fact_readers(), "jsonl", &FactReader::name);
   if (first_rows.empty())
-    throw Error(ErrorClass::kCorruption, {name, "an empty list", "at least one fact", "check the file"});
+    throw Error(ErrorClass::kCorruption,
+                {name, text.starts_with('[') ? "an empty list" : "no rows", "at least one fact", "check the file"});
   for (const FactReader* reader : fact_readers())
     if (reader->recognises(first_rows)) return *reader;
   std::string keys;

@@ -1,4 +1,5 @@
 #include <emend/core/atomic_file.h>
+#include <emend/core/setting.h>
 #include <emend/core/text.h>
 #include <emend/core/yaml.h>
 #include <emend/devices/device_map.h>
@@ -148,7 +149,7 @@ std::vector<DeviceInfo> prepare_devices(const DeviceMapSpec& spec, const MaxMemo
     if (device.type() == kSimulated) set_simulated_memory_limit(device.index(), 0);  // an earlier model's
   }
   for (const auto& [device, bytes] : max_memory.limits) {
-    require_visible(device, "max-memory");
+    require_visible(device, setting("max_memory"));
     if (device.type() == kSimulated && bytes > 0) set_simulated_memory_limit(device.index(), bytes);
   }
   std::vector<DeviceInfo> usable;

@@ -1,4 +1,5 @@
 #include <emend/core/option.h>
+#include <emend/core/setting.h>
 #include <emend/core/text.h>
 #include <emend/devices/placement.h>
 #include <emend/devices/units.h>
@@ -77,7 +78,7 @@ std::optional<int64_t> MaxMemory::of(c10::Device device) const {
 }
 
 MaxMemory parse_max_memory(std::string_view text, c10::DeviceType numbered) {
-  const std::string where = "max-memory \"" + std::string(text) + "\"";
+  const std::string where = setting("max_memory") + " \"" + std::string(text) + "\"";
   MaxMemory result;
   for (const std::string& item : list_items(std::string(text))) {
     const auto entry = trimmed(item, " ");

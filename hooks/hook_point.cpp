@@ -3,6 +3,8 @@
 #include <emend/core/safetensors.h>
 #include <emend/hooks/hook_point.h>
 
+#include <algorithm>
+
 namespace emend::hooks {
 
 struct HookPoint::State {
@@ -78,6 +80,10 @@ HookPoint& HookTable::at(const SiteRef& ref) {
          in_layer ? "a layer from 0 to " + std::to_string(n_layers_ - 1) : "layer -1, because it lies outside layers",
          "check the layer numbers against the model"});
   return points_[static_cast<size_t>(slot(ref.site, ref.layer))];
+}
+
+bool HookTable::idle() const noexcept {
+  return std::ranges::all_of(points_, &HookPoint::idle);
 }
 
 const HookPoint& HookTable::point(Site site, int layer) const noexcept {

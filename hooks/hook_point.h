@@ -59,6 +59,8 @@ class HookTable {
   [[nodiscard]] HookPoint& at(const SiteRef& ref);
   /// For the executor: no range check.
   [[nodiscard]] const HookPoint& point(Site site, int layer) const noexcept;
+  /// Whether nothing is attached anywhere.
+  [[nodiscard]] bool idle() const noexcept;
 
  private:
   int n_layers_;

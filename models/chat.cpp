@@ -94,21 +94,35 @@ std::optional<Range> reply_by_prefixes(const ChatFormat& format, Messages messag
   return Range(open->size(), closed->size());
 }
 
+// What the template writes up to the answer `i` and behind it: told by an answer that stands nowhere else.
+std::pair<std::string, std::string> around_reply(const ChatFormat& format, Messages messages, size_t i) {
+  constexpr const char* kAnswer = "answer-7f3a1c";
+  std::vector<ChatMessage> list(messages.begin(), messages.begin() + static_cast<std::ptrdiff_t>(i) + 1);
+  list[i].content = kAnswer;
+  const std::string text = tried(format, list, false).value_or("");
+  const size_t at = text.rfind(kAnswer);
+  if (at == text.npos) return {tried(format, messages.first(i), false).value_or(""), ""};
+  return {text.substr(0, at), text.substr(at + std::string_view(kAnswer).size())};
+}
+
 // Where the content stands behind `from`, with what the template writes behind it. Templates may trim an answer, or
 // leave its thoughts out.
 std::optional<Range> reply_by_content(const ChatFormat& format, Messages messages, size_t i, std::string_view whole,
                                       size_t from) {
-  from = std::max(from, common(tried(format, messages.first(i), false).value_or(""), whole));
+  const auto [before, tail] = around_reply(format, messages, i);
+  from = std::max(from, common(before, whole));
   const std::string_view content = messages[i].content, marker = "</think>";
   const size_t thoughts = content.rfind(marker);
   const std::string_view said = thoughts == content.npos ? content : content.substr(thoughts + marker.size());
   for (const std::string_view text : {content, trimmed(content), trimmed(said)}) {
     const size_t at = text.empty() ? whole.npos : whole.find(text, from);
     if (at == whole.npos) continue;
-    const std::string closed = tried(format, messages.first(i + 1), false).value_or("");
-    const size_t last = closed.rfind(text);
-    const std::string_view tail = last == closed.npos ? "" : std::string_view(closed).substr(last + text.size());
-    return Range(at, at + text.size() + common(tail, whole.substr(at + text.size())));
+    size_t closing = common(tail, whole.substr(at + text.size()));
+    if (closing < tail.size())  // other turns end otherwise: not within a marker
+      if (const size_t opened = tail.substr(0, closing).rfind('<');
+          opened != tail.npos && tail.find('>', opened) >= closing)
+        closing = opened;
+    return Range(at, at + text.size() + closing);
   }
   return std::nullopt;
 }
@@ -186,7 +200,7 @@ RenderedChat render_named(const ChatFormat& format, const std::vector<ChatMessag
     }
   }
   // A trailing space before the answer would change its first token.
-  if (open_reply && format.reply_open != " ") chat.text += format.reply_open;
+  if (open_reply) chat.text += format.reply_open.substr(0, format.reply_open.find_last_not_of(' ') + 1);
   return chat;
 }
 

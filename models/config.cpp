@@ -1,4 +1,5 @@
 #include <emend/core/error.h>
+#include <emend/core/text.h>
 #include <emend/models/config.h>
 #include <emend/models/detail/rotary.h>
 
@@ -85,6 +86,9 @@ void check(const ConfigReader& reader, const FamilySpec& family, const ModelConf
   if (config.n_heads % config.n_kv_heads != 0)
     reader.fail(kv_heads_key(reader, family.keys), number(config.n_kv_heads),
                 "a divisor of the " + number(config.n_heads) + " heads");
+  if (config.norm_eps >= 1)
+    reader.fail(family.keys.norm_eps.empty() ? "norm_eps" : family.keys.norm_eps.front(), short_number(config.norm_eps),
+                "a small number, such as 1e-5");
   if (config.positions == Positions::kRotary && config.rotaries.empty())
     throw Error(ErrorClass::kUnsupported,
                 {reader.where(), "no rotary form", "one", "the family's table is incomplete"});

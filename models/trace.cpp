@@ -54,7 +54,8 @@ at::Tensor Trace::at(const SiteRef& site, int64_t row, int64_t token) const {
 }
 
 std::pair<int64_t, int64_t> Trace::span(std::string_view part, int64_t row) const {
-  const bool known = row >= 0 && row < std::ssize(texts);
+  (void)batch.token(row, 0);  // refuses a row that there is not
+  const bool known = row < std::ssize(texts);
   const size_t begin = known && !part.empty() ? texts[row].find(part) : std::string::npos;
   const std::pair<int64_t, int64_t> none{-1, -1},
       found = begin == std::string::npos ? none : encodings[row].overlapping(begin, begin + part.size());

@@ -40,6 +40,9 @@ struct SignalHandlers {
     action.sa_handler = on_signal;
     ::sigaction(SIGINT, &action, nullptr);
     ::sigaction(SIGTERM, &action, nullptr);
+    struct sigaction before {};  // nohup lets a program outlive its terminal
+    if (::sigaction(SIGHUP, nullptr, &before) == 0 && before.sa_handler != SIG_IGN)
+      ::sigaction(SIGHUP, &action, nullptr);
     ::signal(SIGPIPE, SIG_IGN);
     ::signal(SIGXFSZ, SIG_IGN);  // a file at its limit of size is a write that fails, and is told as one
   }

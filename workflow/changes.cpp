@@ -40,8 +40,14 @@ std::shared_ptr<Changes::Order> Changes::order_of(const models::Model& model) {
 
 bool Changes::any_in(const models::Model& model) {
   const auto order = order_of(model);
-  return order->kept || !order->packs.empty() ||
+  return order->kept || !order->packs.empty() || !model.hooks().idle() ||
          std::ranges::any_of(order->parties, [](const Changes* party) { return !party->since_.empty(); });
+}
+
+bool Changes::others_in() const {
+  return order_->kept || order_->packs.size() > (order_->packs.contains(pack_) ? 1 : 0) ||
+         std::ranges::any_of(order_->parties,
+                             [&](const Changes* party) { return party != this && !party->since_.empty(); });
 }
 
 Changes::Changes(models::Model& model)

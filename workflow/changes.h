@@ -21,8 +21,8 @@ class Changes {
   struct Order;
   [[nodiscard]] static std::shared_ptr<Order> order_of(const models::Model& model);
 
-  /// Whether a pack is in force, or changes of any party are in the weights; also of those that have ended, as far as
-  /// the order is held.
+  /// Whether a pack is in force, changes of any party are in the weights (also of those that have ended, as far as the
+  /// order is held), or something is attached beside them.
   [[nodiscard]] static bool any_in(const models::Model& model);
 
   explicit Changes(models::Model& model);
@@ -37,6 +37,9 @@ class Changes {
   /// The weights are as if this party had never been there; a second time there is nothing left to do. Originals come
   /// back bit for bit, and what others wrote since is added to them again.
   void take_out();
+
+  /// Whether others than this party have changed the model's weights, or a pack of theirs is in force.
+  [[nodiscard]] bool others_in() const;
 
   /// Holds the originals.
   [[nodiscard]] editors::EditTransaction& transaction() const noexcept { return *transaction_; }

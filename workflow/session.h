@@ -71,9 +71,12 @@ class Session {
   [[nodiscard]] int64_t failed() const;
   /// What the model says to every fact so far: [{"case_id", "prompt", "target", "verdict", "reason", "text"}].
   [[nodiscard]] nlohmann::json verdicts() const;
+  /// Throws Error(kInvalidArgument) for a form that holds the whole model ("model", "gguf") where edits of others are
+  /// in force in it, which that would leave out.
+  void require_alone(const std::string& form) const;
   /// Writes the change so far in one of the forms of save_formats.h. Throws Error(kUnsupported) if there is no such
-  /// form of it, Error(kInvalidArgument) for what the model was loaded from (apart.h) and for what is of another kind
-  /// (require_own_kind), Error(kIo).
+  /// form of it, Error(kInvalidArgument) for what the model was loaded from (apart.h), for what is of another kind
+  /// (require_own_kind) and what require_alone refuses, Error(kIo).
   void save(const std::string& form, const std::filesystem::path& out);
   /// The change so far: the batches' deltas, or one a weight after forget_deltas().
   [[nodiscard]] std::vector<editors::WeightDelta> deltas() const;

@@ -251,6 +251,7 @@ const std::map<std::string_view, Filter>& filters() {
       {"selectattr", [](Work& w, const Value& v, Arguments& a) { return chosen(w, v, a, true, true); }},
       {"sort", sort_filter},
       {"string", as_text},
+      {"title", with_letters<titled>},
       {"tojson", tojson},
       {"trim", trim},
       {"upper", with_letters<upper_case>},

@@ -142,6 +142,7 @@ const std::map<std::string_view, Method>& text_methods() {
       {"upper", [](Work& w, const std::string& t, Arguments&) { return w.text(upper_case(t)); }},
       {"lower", [](Work& w, const std::string& t, Arguments&) { return w.text(lower_case(t)); }},
       {"capitalize", [](Work& w, const std::string& t, Arguments&) { return w.text(capitalized(t)); }},
+      {"title", [](Work& w, const std::string& t, Arguments&) { return w.text(titled(t)); }},
       {"replace",
        [](Work& w, const std::string& t, Arguments& a) {
          const std::string from = a.take_text("old"), to = a.take_text("new");
@@ -272,6 +273,15 @@ std::string capitalized(std::string_view text) {
   bool first = true;
   return changed(text,
                  [&](char32_t c) { return std::exchange(first, false) ? upper(c, utf8proc_totitle) : lower_of(c); });
+}
+
+std::string titled(std::string_view text) {
+  bool in_word = false;
+  return changed(text, [&](char32_t c) {
+    const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(c));
+    const bool letter = category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_LO;
+    return std::exchange(in_word, letter) ? lower_of(c) : upper(c, utf8proc_totitle);
+  });
 }
 
 std::vector<std::string> split_lines(std::string_view text) {

@@ -143,6 +143,7 @@ struct JsonStyle {
 [[nodiscard]] std::string upper_case(std::string_view text);
 [[nodiscard]] std::string lower_case(std::string_view text);
 [[nodiscard]] std::string capitalized(std::string_view text);
+[[nodiscard]] std::string titled(std::string_view text);
 [[nodiscard]] std::vector<std::string> split_lines(std::string_view text);
 
 }  // namespace emend::models::detail::jinja

@@ -6,6 +6,7 @@
 #include <emend/models/tokenizer/gguf_vocabulary.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <map>
 
@@ -152,6 +153,12 @@ bool make_byte_level(const GgufVocabulary& source, const std::vector<GgufPre>* o
 
 }  // namespace
 
+bool ends_a_turn(std::string_view text) {
+  constexpr std::array<std::string_view, 6> kEnds = {"<|eot_id|>", "<|eom_id|>",    "<|im_end|>",
+                                                     "<|end|>",    "<end_of_turn>", "<EOT>"};
+  return std::ranges::find(kEnds, text) != kEnds.end();
+}
+
 std::unique_ptr<Tokenizer> tokenizer_from_gguf(const GgufVocabulary& source, const std::vector<GgufPre>* own) {
   check_sizes(source);
   check_texts(source);
@@ -175,7 +182,13 @@ std::unique_ptr<Tokenizer> tokenizer_from_gguf(const GgufVocabulary& source, con
   special.unk = source.unk;
   special.pad = source.pad;
   if (source.eos) special.eos_ids.push_back(*source.eos);
-  if (source.eot && source.eot != source.eos) special.eos_ids.push_back(*source.eot);
+  const auto ends = [&](int64_t id) {
+    if (std::ranges::find(special.eos_ids, id) == special.eos_ids.end()) special.eos_ids.push_back(id);
+  };
+  if (source.eot) ends(*source.eot);
+  // The file names two at most; llama.cpp knows the others by their text.
+  for (size_t id = 0; id < source.tokens.size(); ++id)
+    if (type_of(source, id) == kControl && ends_a_turn(source.tokens[id])) ends(static_cast<int64_t>(id));
   special.chat_template = repair_utf8(source.chat_template);
   const auto around = [&](bool wanted, const std::optional<int64_t>& id) {
     std::vector<std::pair<std::string, int64_t>> pieces;

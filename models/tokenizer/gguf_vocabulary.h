@@ -25,6 +25,9 @@ struct GgufVocabulary {
   std::string chat_template;                  ///< chat_template
 };
 
+/// Whether a special token with this text ends an answer in the families that use it ("<|eot_id|>", "<|end|>").
+[[nodiscard]] bool ends_a_turn(std::string_view text);
+
 /// Builds the tokenizer. `own` are the pre-tokenizers of a family that is not in families.def. Throws
 /// Error(kUnsupported) for an unknown `model` or `pre`, listing the known names, and Error(kCorruption) naming the key
 /// for a vocabulary that contradicts itself.

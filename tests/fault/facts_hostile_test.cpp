@@ -41,6 +41,7 @@ TEST(FactsHostile, EmptyAndForeign) {
   expect_refusal(" \n\n\t", "the file is empty");
   expect_refusal("\xEF\xBB\xBF", "the file is empty");
   expect_refusal("[]", "an empty list");
+  expect_refusal("prompt,subject,target_new\n", "no rows");
   expect_refusal("not json", "bad.json:1: text that is neither [ nor {");
   expect_refusal("\n\n<html>", "bad.json:3");
   expect_refusal("[1, 2]", "bad.json:1: a row that is not an object");

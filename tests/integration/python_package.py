@@ -375,8 +375,10 @@ class Editing(unittest.TestCase):
     def test_arguments_that_only_look_wrong(self):
         model = emend.load(str(MODEL))
         for work in (lambda: emend.Hooks(None), lambda: emend.Session(None, **MEMIT), lambda: emend.run(None, FACTS, **MEMIT),
-                     lambda: emend.apply_pack(None, "x"), lambda: emend.direct_fit(None)):
+                     lambda: emend.apply_pack(None, "x"), lambda: emend.direct_fit(None),
+                     lambda: emend.direct_fit(None, out="x")):
             self.refused(work, "model is None", "emend.Model")
+        self.refused(lambda: emend.direct_steer(model, out="x"), "directions is missing", "directions")
         ids = model.encode(TEXT)
         self.assertEqual(model.decode(torch.tensor(ids)), model.decode(ids))
         rows = model.logits(ids)
@@ -715,7 +717,24 @@ class Process(unittest.TestCase):
                 with self.assertRaises(emend.Error) as caught:
                     change(model, SCRATCH / "d", out=SCRATCH / "x", no_effect=True, progress=None)
                 self.assertIn("edit in force", caught.exception.got)
+            session = emend.Session(model, **MEMIT)  # its own change is not all that is there
+            for form in "model", "gguf":
+                with self.assertRaises(emend.Error) as caught:
+                    session.save(SCRATCH / ("both." + form), form)
+                self.assertIn("edits in force", caught.exception.got)
+                self.assertFalse((SCRATCH / ("both." + form)).exists())
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            again = emend.direct_bake(model, SCRATCH / "d", out=SCRATCH / "again", layers="1-2", no_effect=True, progress=None)
+        self.assertEqual(again["change"], done["change"])
+        calls = []
+        with self.assertRaises(emend.Error):  # stopped while it answers
+            emend.direct_ablate(model, SCRATCH / "d", out=SCRATCH / "x", **short,
+                                progress=lambda *update: calls.append(update[0]) or False)
+        self.assertTrue(calls)
+        self.assertFalse((SCRATCH / "x").exists())
         with emend.apply_pack(model, SCRATCH / "s" / "edit.safetensors"):
+            with self.assertWarnsRegex(UserWarning, "beside the weights"):
+                model.save(SCRATCH / "without")
             self.assertNotEqual(model.generate(["The tower"], max_new_tokens=12), plain)
         self.assertEqual(model.generate(["The tower"], max_new_tokens=12), plain)
         scorer = SCRATCH / "words.json"

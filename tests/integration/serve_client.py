@@ -200,7 +200,7 @@ def packs():
     assert job["status"] == "done" and "not put in force" in job["notice"], job
     assert server.call("/v1/packs/again", {"active": True}, "PATCH")[0] == 409
     for wrong in ({"facts": [{"prompt": "no place", "subject": "x", "target_new": "y"}]}, {"facts": 3}, {},
-                  {"facts": FACTS["ben"], "editor": "none"}, {"facts": FACTS["ben"], "hparams": "/etc/passwd"},
+                  {"facts": FACTS["ben"], "editor": "none"}, {"facts": FACTS["ben"], "hparams": "/etc/passwd"}, {"facts": FACTS["ben"], "hparams": "qwen"},
                   {"facts": FACTS["ben"], "settings": {"v_lr": "../x"}}, {"facts": FACTS["ben"], "settings": {"v_lrr": 1}},
                   {"facts": FACTS["ben"], "seed": -1}, {"facts": FACTS["ben"], "editr": "rome"}, {"facts": FACTS["ben"], "eval": ["nope"]},
                   {"facts": FACTS["ben"] + [{**FACTS["ben"][0], "target_new": "Lima"}]}, {"facts": FACTS["ben"], "name": "../up"}):

@@ -35,6 +35,10 @@ TEST(Jinja, BlanksAroundTags) {
   EXPECT_EQ(rendered("a\n  {# gone #}\nb"), "a\nb");
 }
 
+TEST(Jinja, TitlesAreThoseOfPython) {
+  EXPECT_EQ(rendered("{{ 'user of they\\'re x2y'.title() }} {{ 'éa bB' | title }}"), "User Of They'Re X2Y Éa Bb");
+}
+
 TEST(Jinja, LoopsHaveTheirOwnVariables) {
   const std::string counted =
       "{% for x in l if x > 1 %}{{ loop.index }}{{ x }}{{ ',' if not loop.last }}{% else %}none{% endfor %}";

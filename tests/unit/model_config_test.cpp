@@ -188,6 +188,7 @@ TEST(Config, RefusesImpossibleSizes) {
   refused("head_dim", 1, "rotary dimensions");
   refused("rms_norm_eps", 0, "positive");
   refused("rms_norm_eps", "small", "positive");
+  refused("rms_norm_eps", 1e308, "such as 1e-5");
   refused("rope_theta", -5, "rope_theta");
   refused("rope_theta", 1, "rope_theta");
   refused("rope_scaling", 7, "rope_scaling");

@@ -349,6 +349,25 @@ TEST(Chat, RepliesOfATemplateAreWhatAnswersAdd) {
   EXPECT_EQ(spaced.reply_close, "\n");
 }
 
+// Where the text of an answer stands in the template's own words too: DeepSeek-R1 asks for more than it keeps, Phi-3
+// ends other turns than the last one.
+TEST(Chat, RepliesAreNotTakenForTheTemplatesOwnWords) {
+  const auto r1 = detect_chat_format(
+      "{% for m in messages %}{{ '<User>' ~ m.content if m.role == 'user' else '<Assistant>' ~ m.content ~ '<end>' }}"
+      "{% endfor %}{% if add_generation_prompt %}{{ '<Assistant><think>\n' }}{% endif %}");
+  for (const char* answer : {"A", "s", "end", "B"})
+    EXPECT_EQ(replies_of(render_chat(r1, {{"user", "U"}, {"assistant", answer}}, false)),
+              (std::vector<std::string>{answer + std::string("<end>")}));
+  const auto phi3 = detect_chat_format(
+      "{% for m in messages %}{{ '<|' ~ m.role ~ '|>\n' ~ m.content ~ '<|end|>\n' }}{% endfor %}"
+      "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ '<|endoftext|>' }}{% endif %}");
+  for (const char* answer : {"a", "e", "b"})
+    EXPECT_EQ(
+        replies_of(
+            render_chat(phi3, {{"user", "u"}, {"assistant", answer}, {"user", "v"}, {"assistant", answer}}, false)),
+        (std::vector<std::string>{answer + std::string("<|end|>\n"), answer + std::string("<|end|>\n<|endoftext|>")}));
+}
+
 TEST(Chat, NamesTheWayOutOfATemplateThatCannotBeUsed) {
   const auto message = [](const std::string& source, ErrorClass expected = ErrorClass::kUnsupported) {
     try {

@@ -43,12 +43,13 @@ struct Completions::Asked {
   bool chat = false, streamed = false, usage = false, log_probs = false;
   std::string id, model, echo;
   int64_t prompt_tokens = 0;
+  std::time_t created = std::time(nullptr);  // of all chunks
   std::vector<Task> tasks;
   std::vector<std::shared_ptr<Answer>> answers;
 
   [[nodiscard]] ordered_json head(bool chunk) const {
     const std::string object = chat ? (chunk ? "chat.completion.chunk" : "chat.completion") : "text_completion";
-    return {{"id", id}, {"object", object}, {"created", std::time(nullptr)}, {"model", model}};
+    return {{"id", id}, {"object", object}, {"created", created}, {"model", model}};
   }
   [[nodiscard]] ordered_json usage_figures() const {
     int64_t tokens = 0;

@@ -176,6 +176,7 @@ nlohmann::ordered_json PackFolder::describe(const ServedPack& one) const {
           {"facts", one.pack->facts},
           {"strength",
            one.pack->extra.contains("directions") ? nlohmann::ordered_json(one.strength) : nlohmann::ordered_json()},
+          {"beside", !one.pack->runtime.empty()},
           {"bytes", fs::file_size(file(one.name), gone)}};
 }
 

@@ -51,9 +51,11 @@ bool has_template(const models::Model& model, bool chat) {
   return chat && !model.tokenizer().chat_template().empty();
 }
 
-models::ChatFormat format_of(const models::Tokenizer& tokenizer) {
+// An error of the template with the way out.
+template <class Work>
+auto by_template(const Work& work) {
   try {
-    return models::chat_format_of(tokenizer);
+    return work();
   } catch (const Error& error) {
     auto parts = parts_of(error);
     parts.advice = "give the prompts as they are (" + setting("no_chat") + ")";
@@ -83,7 +85,8 @@ std::vector<ContrastPrompt> read_prompts(const std::filesystem::path& path) {
 
 std::vector<std::string> prompt_texts(const models::Model& model, std::span<const ContrastPrompt> prompts, bool chat) {
   const bool templated = has_template(model, chat);
-  const auto format = templated ? format_of(model.tokenizer()) : models::ChatFormat();
+  const auto format =
+      templated ? by_template([&] { return models::chat_format_of(model.tokenizer()); }) : models::ChatFormat();
   return mapped(prompts, [&](const ContrastPrompt& prompt) {
     if (!templated) {
       const std::string system = prompt.system.empty() ? "" : prompt.system + "\n";
@@ -92,7 +95,7 @@ std::vector<std::string> prompt_texts(const models::Model& model, std::span<cons
     std::vector<models::ChatMessage> messages;
     if (!prompt.system.empty()) messages.push_back({"system", prompt.system});
     messages.push_back({"user", prompt.prompt});
-    return models::render_chat(format, messages, true).text + prompt.reply;
+    return by_template([&] { return models::render_chat(format, messages, true).text; }) + prompt.reply;
   });
 }
 

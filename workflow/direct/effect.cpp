@@ -73,12 +73,25 @@ DirectPreset direct_preset(const std::string& name) {
 
 std::vector<std::vector<int64_t>> continued(const models::Model& model, const std::vector<std::vector<int64_t>>& rows,
                                             Continuing how, const Handles& lent) {
+  constexpr size_t kAtOnce = 64;  // between them programs may be stopped
   models::GenerateOptions generate;
   generate.max_new_tokens = how.tokens;
   generate.stop_ids = model.tokenizer().eos_ids();
-  generate.ends = std::move(how.ends);
   generate.cancel = lent.cancel;
-  return models::generate(model, rows, generate, std::move(how.drafts));
+  std::vector<std::vector<int64_t>> all;
+  for (size_t begin = 0; begin < rows.size(); begin += kAtOnce) {
+    const auto part = [&](const auto& list) {
+      const auto first = list.begin() + static_cast<std::ptrdiff_t>(std::min(begin, list.size()));
+      const auto behind = list.begin() + static_cast<std::ptrdiff_t>(std::min(begin + kAtOnce, list.size()));
+      return std::decay_t<decltype(list)>(first, behind);
+    };
+    if (how.ends)
+      generate.ends = [&, begin](int64_t row, int64_t id) { return how.ends(row + static_cast<int64_t>(begin), id); };
+    if (lent.progress) lent.progress({"answers", static_cast<double>(begin), static_cast<double>(rows.size()), ""});
+    auto some = models::generate(model, part(rows), generate, part(how.drafts));
+    std::move(some.begin(), some.end(), std::back_inserter(all));
+  }
+  return all;
 }
 
 EffectReading read_effect(const models::Model& model, const EffectOptions& options, const Handles& lent,

@@ -303,6 +303,8 @@ ordered_json DirectJob::measured(const models::Model& model, const Handles& lent
 }
 
 DirectResult DirectJob::fit(models::Model& model, const Handles& lent) const {
+  if (Changes::any_in(model))
+    lent.log.warning("direct.edited", "an edit is in force in this model: the directions are those of the edited one");
   auto how = options_.fit;
   how.apart_from = apart_from_;
   auto directions = fit_directions(model, preset_.positive, preset_.negative, how, lent);
@@ -459,9 +461,9 @@ void DirectJob::check_save(const models::Model& model) const {
 
 DirectResult DirectJob::change(models::Model& model, const Handles& lent) const {
   if (options_.action != "steer" && Changes::any_in(model))  // a direction beside the weights reads none
-    refuse({options_.action, "a model with an edit in force",
+    refuse({options_.action, "a model with an edit in force, or with hooks attached",
             "the model as it was loaded, which the change is bound to",
-            "take the edit out first, or save the edited model and load that"});
+            "take the edit out and detach the hooks first, or save the edited model and load that"});
   check_save(model);
   ordered_json document = {{"model", short_model_name(model.checkpoint())}};
   const std::string& action = options_.action;

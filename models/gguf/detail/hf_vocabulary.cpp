@@ -93,8 +93,10 @@ void put_special(const Tokenizer& tokenizer, GgufVocabulary& vocabulary, std::ve
   vocabulary.eos = tokenizer.eos_id();
   vocabulary.unk = tokenizer.unk_id();
   vocabulary.pad = tokenizer.pad_id();
-  for (const int64_t id : tokenizer.eos_ids())
-    if (id != vocabulary.eos && !vocabulary.eot) vocabulary.eot = id;
+  for (const bool by_name : {true, false})  // what ends a turn is found by its text, too
+    for (const int64_t id : tokenizer.eos_ids())
+      if (id != vocabulary.eos && !vocabulary.eot && (!by_name || ends_a_turn(tokenizer.token_text(id))))
+        vocabulary.eot = id;
   const auto& prefix = tokenizer.prefix_ids();
   vocabulary.add_bos = tokenizer.adds_bos();
   if (prefix.size() > (tokenizer.adds_bos() ? 1U : 0U))

@@ -119,6 +119,7 @@ std::string FolderConfig::chat_template() const {
   if (!config.has("chat_template")) return {};
   const JsonView view = config.at("chat_template");
   if (view.value().is_string()) return view.string();
+  if (!view.value().is_array()) view.fail("a text, or a list of templates with names");
   std::string first;
   for (const JsonView& entry : view.elements()) {  // several templates with names
     if (entry.string_or("name", "") == "default") return entry.at("template").string();

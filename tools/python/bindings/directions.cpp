@@ -94,7 +94,10 @@ py::object direct(const std::string& action, const std::shared_ptr<models::Model
   set_options(declared, action, values);
   options.action = action;
   const workflow::Handles lent{.log = warnings(), .progress = workflow::stopping(progress_of(progress))};
-  return to_python(unlocked([&] { return workflow::DirectJob(std::move(options)).run(*model, lent).document; }));
+  return to_python(unlocked([&] {
+    const PlainTensors plain;
+    return workflow::DirectJob(std::move(options)).run(*model, lent).document;
+  }));
 }
 
 }  // namespace

@@ -192,6 +192,10 @@ void bind_models(py::module_& module) {
       .def(
           "save",
           [](const Model& model, const std::filesystem::path& path) {
+            if (!model.hooks().idle())
+              warnings().warning("save.beside",
+                                 "something is attached beside the weights (hooks, or the part of an edit): it is not "
+                                 "in what is saved; Session.save(path, \"model\") keeps an edit's part");
             const py::gil_scoped_release unlocked;
             const bool gguf = path.extension() == ".gguf";
             workflow::require_own_kind(workflow::save_format(gguf ? "gguf" : "model"), path);

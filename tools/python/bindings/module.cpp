@@ -6,8 +6,11 @@
 
 // The arguments of Session and run, where they are not named as the library's fields.
 static std::string argument(std::string_view name) {
-  static const std::map<std::string, std::string, std::less<>> kNames = {
-      {"set", "overrides"}, {"stats_tokens", "statistics_tokens"}, {"stats_cache", "cache"}, {"eval", "metrics"}};
+  static const std::map<std::string, std::string, std::less<>> kNames = {{"set", "overrides"},
+                                                                         {"dir", "directions"},
+                                                                         {"stats_tokens", "statistics_tokens"},
+                                                                         {"stats_cache", "cache"},
+                                                                         {"eval", "metrics"}};
   const auto found = kNames.find(name);
   return found == kNames.end() ? std::string(name) : found->second;
 }

@@ -141,7 +141,11 @@ void bind_model_methods(py::module_& module) {
             "The likeliest tokens behind a text, the likeliest first: (text, probability, id).");
   model.def(
       "project",
-      [](const Model& self, const at::Tensor& hidden) { return unlocked([&] { return self.project(hidden); }); },
+      [](const Model& self, const at::Tensor& hidden) {
+        if (hidden.layout() != at::kStrided)
+          refuse({"hidden", "a sparse tensor", "a dense one", "give hidden.to_dense()"});
+        return unlocked([&] { return self.project(hidden); });
+      },
       py::arg("hidden"),
       "Final norm and head on [rows, width] of the residual stream: logits, as if it were the last layer's.");
   model.def("embedding", &Model::embedding, "The table of token embeddings; shares memory with the model.");

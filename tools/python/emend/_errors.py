@@ -103,13 +103,13 @@ def _half(value):
     return None
 
 
-def _explanation(where, arguments, given, named):
-    """What is wrong with a call that the binding refused."""
+def _explanation(where, arguments, given, named, others=False):
+    """What is wrong with a call that the binding refused; whether it takes others by name than its signature tells."""
     told = lambda got, expected, advice="": ArgumentError("; ".join(filter(None, (f"{where}: {got}", f"expected {expected}", advice))),
                                                        "invalid argument", where, got, expected, advice)
     names = [name for name, *_ in arguments]
     for name in named:
-        if name not in names:
+        if name not in names and not others:
             close = difflib.get_close_matches(name, names, 1)
             return told(f'no argument "{name}"', ", ".join(names) or "none", f'did you mean "{close[0]}"?' if close else "")
     places = [name for name, _, _, by_name in arguments if not by_name]
@@ -148,7 +148,7 @@ def _explained(function, where, method):
         plain, by_name, changed = _as_lists(arguments, given[method:], named)
         if changed:
             return call(*given[:method], *plain, **by_name)
-        raise _explanation(where, arguments, given[method:], named)
+        raise _explanation(where, arguments, given[method:], named, "**kwargs" in signature)
     return call
 
 

@@ -48,8 +48,9 @@ async function* events(response) {
   for (let held = "";;) {
     let step;
     try { step = await reader.read(); } catch (error) {
-      if (error.name !== "AbortError") reachable(false);
-      throw error;
+      if (error.name === "AbortError") throw error;
+      reachable(false);
+      throw new Error("the server does not answer");  // browsers word it each in their way
     }
     if (step.done) return;
     const parts = (held + step.value).split("\n\n");
@@ -97,6 +98,7 @@ $("ask-token").onsubmit = async (event) => {
   }
   sessionStorage.setItem("token", token);
   form.hidden = true;
+  $("message").focus();
   start();
 };
 setInterval(hello, 3000);
@@ -158,11 +160,16 @@ async function answer() {
     $("chat").scrollTop = $("chat").scrollHeight;
     return;
   }
+  if (!text) element.textContent = "(the model said nothing)";
   element.append(said);
-  if (!text) return;
   turns.push({role: "assistant", content: text});
   const fix = make("button", {type: "button"}, "This should say …");
-  fix.onclick = () => { element.classList.add("wrong"); fix.replaceWith(correction(question, text, place)); };
+  fix.onclick = () => {
+    element.classList.add("wrong");
+    const form = correction(question, text, place);
+    form.never.onclick = () => { form.replaceWith(fix); element.classList.remove("wrong"); fix.focus(); };
+    fix.replaceWith(form);
+  };
   element.after(fix);
   $("chat").scrollTop = $("chat").scrollHeight;
 }
@@ -187,10 +194,11 @@ $("fresh").onclick = () => { answering?.abort(); turns.length = 0; $("chat").rep
 // ---- correcting an answer
 // A statement that ends where the answer begins, and what it is about: a proposal that the user can change.
 function propose(question, text) {
-  const sentence = text.split(/(?<=[.!?])\s|\n/)[0].replace(/[.!?]+\s*$/, "");
+  const sentence = text.split(/(?<!\b(?:Dr|Mr|Mrs|Ms|St|\p{Lu})\.)(?<=[.!?])\s|\n/u)[0].split(/, (?:which|who|where)\b/)[0].replace(/[.!?]+\s*$/, "");
   const names = (from) => from.match(/(?:\b(?:The|the) )?\p{Lu}[\p{L}\d'’-]*(?: (?:(?:of|the|de|von) )?\p{Lu}[\p{L}\d'’-]*)*/gu) || [];
   const asked = names(question.replace(/^\W*\p{L}+/u, (word) => word.toLowerCase()));
-  const subject = asked.filter((name) => sentence.includes(name)).sort((a, b) => b.length - a.length)[0] || names(sentence)[0] || "";
+  const subject = asked.filter((name) => sentence.includes(name)).sort((a, b) => b.length - a.length)[0] || asked[0] || names(sentence)[0] || "";
+  if (!sentence.includes(subject)) return {prompt: "", subject};
   const after = sentence.indexOf(subject) + subject.length;
   const verbs = [...sentence.matchAll(/\b(?:is|are|was|were|in|of|by|called|named|speaks?|plays?|wrote)\b/g)].filter((verb) => verb.index >= after);
   const verb = verbs[verbs.length - 1];
@@ -206,18 +214,19 @@ function correction(question, text, place) {
     field("Statement; {} is the place of the subject", "prompt", prompt), field("Subject", "subject", subject),
     field("should say", "target", "", {placeholder: "Lyon"}),
     make("div", {className: "row"}, make("label", {}, "Method ", editor), make("button", {className: "main"}, "Write it"), make("button", {type: "button", name: "never"}, "Leave it")));
-  form.never.onclick = () => form.remove();
   form.onsubmit = async (event) => {
     event.preventDefault();
     const fact = {prompt: form.prompt.value, subject: form.subject.value, target_new: form.target.value.trim()};
     if (!fact.prompt.includes("{}")) fact.prompt = fact.prompt.replace(fact.subject, "{}");
     const where = make("div");
-    form.replaceWith(where);
-    edit({facts: [fact], ...(editor.value && {editor: editor.value})}, where, async () => {
+    form.hidden = true;  // what was typed comes back if nothing is written
+    form.after(where);
+    await edit({facts: [fact], ...(editor.value && {editor: editor.value})}, where, async () => {
       const full = fact.prompt.replace("{}", () => fact.subject), inside = full.replace(/^The /, "the ");
       $("compare").prompt.value = full;
       $("compare").target.value = fact.target_new;
       $("compare").more.value = `paraphrase: Everybody knows that ${inside}\nparaphrase: Question: ${question} Answer:\nnegation: It is not true that ${inside}`;
+      form.remove();
       if (where.isConnected && turns.length >= place) {  // what was said after it is not said any more
         answering?.abort();
         while (where.nextSibling) where.nextSibling.remove();
@@ -226,6 +235,7 @@ function correction(question, text, place) {
       }
       await compare();
     });
+    if (form.isConnected && !where.dataset.kept) { form.hidden = false; form.target.focus(); } else form.remove();
   };
   setTimeout(() => form.target.focus());
   return form;
@@ -319,7 +329,7 @@ async function watch(asked, where, then) {
           if (loss >= 0 && probability >= 0) { seen.push({loss, probability}); if (seen.length > 1) drawing.replaceChildren(...curves(seen)); }
         }
       } catch (error) {
-        if (!/answer|network|fetch/i.test(error.message)) throw error;
+        if (error.message !== "the server does not answer") throw error;
         await new Promise((resolve) => setTimeout(resolve, 1000));
       }
     }
@@ -328,7 +338,9 @@ async function watch(asked, where, then) {
     const edits = job.edits || {}, done = job.status === "done";
     line.className = done && !edits.not_said && !job.notice ? "good" : "bad";
     line.textContent = done ? `${pack}: ${edits.said ?? "?"} of ${job.facts} said by the model ${job.notice ? "while it was tried. It is kept, but not in force: the model answers as before." : "now"}`
+      : job.status === "running" || job.status === "queued" ? `${pack}: the server was stopped; the edit was not finished`
       : `${job.status}${job.error ? ": " + job.error : "; every byte is as it was"}`;
+    if (done) where.dataset.kept = true;
     if (done) {
       const report = make("button", {type: "button"}, "Report");
       report.onclick = () => { choose($("tab-report"), id); $("tab-report").focus(); };
@@ -395,14 +407,14 @@ function showPacks({data, active}) {
     const up = make("button", {type: "button", "aria-label": `Apply ${name} earlier`, disabled: !pack.position}, "↑");
     up.onclick = () => act("v1/packs/" + name, {active: true, position: pack.position - 1}, "PATCH");
     const form = make("select", {"aria-label": "Download " + name}, make("option", {value: ""}, "Download …"),
-      ...Object.entries(pack.strength === null ? {pack: "edit pack", peft: "PEFT (tar)", lora: "LoRA, GGUF", gguf: "merged GGUF"} : {pack: "edit pack"}).map(([value, text]) => make("option", {value}, text)));
+      ...Object.entries(!pack.beside ? {pack: "edit pack", peft: "PEFT (tar)", lora: "LoRA, GGUF", gguf: "merged GGUF"} : {pack: "edit pack"}).map(([value, text]) => make("option", {value}, text)));
     const end = {pack: ".safetensors", peft: ".tar", lora: ".lora.gguf", gguf: ".gguf"};
     form.onchange = () => { const as = form.value; form.value = ""; if (as) save(`v1/packs/${name}/file?as=${as}`, name + end[as]).catch((error) => { note.textContent = error.message; }); };
     const facts = pack.facts.slice(0, 3).map((fact) => make("p", {className: "soft"}, make("bdi", {}, fact.prompt.replace("{}", () => fact.subject)), " → ", make("bdi", {}, fact.target_new)));
     if (pack.facts.length > 3) facts.push(make("p", {className: "soft"}, `and ${pack.facts.length - 3} more`));
     if (pack.strength !== null) {
       const value = make("output", {}, pack.strength.toFixed(2));
-      const slider = make("input", {type: "range", min: -2, max: 2, step: 0.05, value: pack.strength, "aria-label": "Strength of " + name});
+      const slider = make("input", {type: "range", min: Math.min(-2, pack.strength), max: Math.max(2, pack.strength), step: 0.05, value: pack.strength, "aria-label": "Strength of " + name});
       slider.oninput = () => { value.textContent = Number(slider.value).toFixed(2); };
       slider.onchange = () => act("v1/packs/" + name, {strength: Number(slider.value)}, "PATCH");
       facts.push(make("div", {className: "row"}, slider, value));
