@@ -155,6 +155,15 @@ def walk(browser, server, url):
     browser.shot("asked")
     browser.run("document.querySelector('.said.assistant + button').click()")
     browser.wait("document.querySelector('.fix').target === document.activeElement || document.activeElement.name === 'target'")
+    # the button comes back, and what was typed outlives a refusal
+    browser.run("document.querySelector('.fix').never.click()")
+    browser.wait("document.querySelector('.said.assistant + button') === document.activeElement && !document.querySelector('.said.wrong')")
+    browser.run("document.activeElement.click()")
+    browser.run(FILL + "(document.querySelector('.fix'), {prompt: 'The capital is', subject: 'France', target: 'Rome'})")
+    browser.wait("document.querySelector('.job .bad') && !document.querySelector('.fix').hidden")
+    assert browser.run("document.querySelector('.fix').target.value") == "Rome"
+    assert len(browser.faults()) == 1, browser.faults()  # the refusal itself
+    browser.messages.clear()
     browser.run(FILL + "(document.querySelector('.fix'), {prompt: '{} is in the city of', subject: 'The Eiffel Tower', target: 'Rome'})")
     browser.wait("document.querySelector('.job progress')")
     browser.wait("[...document.querySelectorAll('.job p')].some((p) => /said by the model now/.test(p.textContent))", 300)
