@@ -94,7 +94,8 @@ std::optional<Range> reply_by_prefixes(const ChatFormat& format, Messages messag
   return Range(open->size(), closed->size());
 }
 
-// What the template writes up to the answer `i` and behind it: told by an answer that stands nowhere else.
+// What the template writes up to the answer `i` and behind it (empty where that cannot be told): found by an answer
+// that stands nowhere else.
 std::pair<std::string, std::string> around_reply(const ChatFormat& format, Messages messages, size_t i) {
   constexpr const char* kAnswer = "answer-7f3a1c";
   std::vector<ChatMessage> list(messages.begin(), messages.begin() + static_cast<std::ptrdiff_t>(i) + 1);
@@ -160,14 +161,6 @@ RenderedChat render_template(const ChatFormat& format, std::vector<ChatMessage> 
   return chat;
 }
 
-// What a template writes behind an answer; empty where that cannot be told.
-std::string closing_of(const ChatFormat& format) {
-  const std::vector<ChatMessage> messages = {{"user", "a question"}, {"assistant", "some answer"}};
-  const std::string text = tried(format, messages, false).value_or("");
-  const size_t at = text.rfind(messages[1].content);
-  return at == text.npos ? "" : text.substr(at + messages[1].content.size());
-}
-
 RenderedChat render_named(const ChatFormat& format, const std::vector<ChatMessage>& messages, bool open_reply) {
   const auto content_of = [&](const ChatMessage& m) {
     return format.trim ? std::string(trimmed(m.content)) : m.content;
@@ -226,7 +219,8 @@ ChatFormat detect_chat_format(std::string_view chat_template, const ChatTokens& 
   } catch (const Error& error) {
     throw with_way_out(error);
   }
-  format.reply_close = closing_of(format);
+  format.reply_close =
+      around_reply(format, std::vector<ChatMessage>{{"user", "a question"}, {"assistant", ""}}, 1).second;
   return format;
 }
 

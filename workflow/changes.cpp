@@ -26,6 +26,8 @@ struct Changes::Order {
   std::set<std::string> packs;  // in force
   bool kept = false;            // changes of a party that has ended
   int64_t next = 0;
+
+  [[nodiscard]] bool holds_others_than(const Changes* own) const;  // changes or packs of other parties
 };
 
 std::shared_ptr<Changes::Order> Changes::order_of(const models::Model& model) {
@@ -38,16 +40,18 @@ std::shared_ptr<Changes::Order> Changes::order_of(const models::Model& model) {
   return order;
 }
 
+bool Changes::Order::holds_others_than(const Changes* own) const {
+  const bool own_pack = own && packs.contains(own->pack_);
+  return kept || packs.size() > (own_pack ? 1U : 0U) ||
+         std::ranges::any_of(parties, [&](const Changes* party) { return party != own && !party->since_.empty(); });
+}
+
 bool Changes::any_in(const models::Model& model) {
-  const auto order = order_of(model);
-  return order->kept || !order->packs.empty() || !model.hooks().idle() ||
-         std::ranges::any_of(order->parties, [](const Changes* party) { return !party->since_.empty(); });
+  return order_of(model)->holds_others_than(nullptr) || !model.hooks().idle();
 }
 
 bool Changes::others_in() const {
-  return order_->kept || order_->packs.size() > (order_->packs.contains(pack_) ? 1 : 0) ||
-         std::ranges::any_of(order_->parties,
-                             [&](const Changes* party) { return party != this && !party->since_.empty(); });
+  return order_->holds_others_than(this);
 }
 
 Changes::Changes(models::Model& model)

@@ -93,7 +93,8 @@ void Run::open() {
   for (const auto& format : save_formats())
     if (options_.saves(format.name)) check_form(format, *model_, options_.editor);
   session_ = std::make_unique<Session>(*model_, options_, lent_);
-  for (const auto& form : options_.save) session_->require_alone(form);
+  for (const auto& format : save_formats())
+    if (options_.saves(format.name)) session_->require_alone(format);
   facts_ = check_request(std::move(facts_), *model_, options_, lent_, record_.findings);
   record_.hparams = session_->editor().hparams();
   record_.compute_dtype = session_->compute_dtype();

@@ -43,6 +43,7 @@ struct SaveFormat {
   std::string summary;   ///< for help
   bool beside = false;   ///< also of edits that lie beside the weights
   bool adapter = false;  ///< has no place for biases and norms
+  bool whole = false;    ///< holds the whole model
   /// Before anything is computed: throws Error(kUnsupported) naming `option` if the model has no such form. May be
   /// empty.
   std::function<void(const models::Model& model, const std::string& option)> check = {};

@@ -317,9 +317,10 @@ nlohmann::json Session::verdicts() const {
   return list;
 }
 
-void Session::require_alone(const std::string& form) const {
-  if ((form == "model" || form == "gguf") && changes_.others_in())
-    refuse({setting("save", form), "a model with edits in force that are not of this session, which would be left out",
+void Session::require_alone(const SaveFormat& format) const {
+  if (format.whole && changes_.others_in())
+    refuse({setting("save", format.name),
+            "a model with edits in force that are not of this session, which would be left out",
             "a session that is alone in its model",
             "save packs, and apply them to the model's folder one after the other; or save the model as it is"});
 }
@@ -329,7 +330,7 @@ void Session::save(const std::string& form, const std::filesystem::path& out) {
   models::require_apart(out, model_.checkpoint().path());
   require_own_kind(format, out);
   if (format.check) format.check(model_, setting("save"));
-  require_alone(form);
+  require_alone(format);
   const editors::EditPack whole = pack();
   (void)format.write({.model = model_, .pack = whole, .out = out, .edited = &transaction(), .lent = lent_});
 }

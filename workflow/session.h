@@ -27,6 +27,8 @@
 
 namespace emend::workflow {
 
+struct SaveFormat;
+
 /// A sequence of edits of one model by one editor. The model must outlive it and must not move. Ending the session
 /// keeps changes of weights; what lies beside the weights (GRACE, WISE, IKE) is in force as long as the session lives.
 class Session {
@@ -71,9 +73,9 @@ class Session {
   [[nodiscard]] int64_t failed() const;
   /// What the model says to every fact so far: [{"case_id", "prompt", "target", "verdict", "reason", "text"}].
   [[nodiscard]] nlohmann::json verdicts() const;
-  /// Throws Error(kInvalidArgument) for a form that holds the whole model ("model", "gguf") where edits of others are
-  /// in force in it, which that would leave out.
-  void require_alone(const std::string& form) const;
+  /// Throws Error(kInvalidArgument) for a form that holds the whole model where edits of others are in force in it,
+  /// which that would leave out.
+  void require_alone(const SaveFormat& format) const;
   /// Writes the change so far in one of the forms of save_formats.h. Throws Error(kUnsupported) if there is no such
   /// form of it, Error(kInvalidArgument) for what the model was loaded from (apart.h), for what is of another kind
   /// (require_own_kind) and what require_alone refuses, Error(kIo).

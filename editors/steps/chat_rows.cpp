@@ -61,12 +61,6 @@ class Chats {
     return std::min(reply.size(), kWithoutName);
   }
 
-  [[nodiscard]] int64_t looked_up(const models::Encoding& encoding, size_t begin, size_t end) const {
-    const auto [first, behind] = encoding.overlapping(begin, end);
-    if (token_ == FactToken::kSubjectFirst || first < 0) return first;
-    return token_ == FactToken::kSubjectLast ? behind - 1 : std::min(behind, std::ssize(encoding.ids) - 1);
-  }
-
   [[nodiscard]] std::optional<ChatReply> conversation(const std::string& question, const std::string& reply,
                                                       const std::string& subject) const {
     const std::string before = opened(question);
@@ -76,16 +70,17 @@ class Chats {
     ChatReply row;
     row.prompt.text = before + reply;
     models::Encoding encoding = models::encode_chat(tokenizer_, row.prompt.text);
+    const auto looked_up = [&](size_t at) {
+      return looked_up_token(encoding, row.prompt.text, {at, at + subject.size()}, token_);
+    };
     row.prompt.subject = encoding.overlapping(begin, begin + subject.size());
-    row.prompt.lookup = looked_up(encoding, begin, begin + subject.size());
+    row.prompt.lookup = looked_up(begin);
     row.begin = encoding.overlapping(before.size(), row.prompt.text.size()).first;
     if (row.prompt.lookup < 0 || row.begin <= row.prompt.lookup ||
         std::ssize(encoding.ids) + kReplyTokens > model_.max_positions())
       return std::nullopt;
     if (again != std::string::npos)
-      if (const int64_t place = looked_up(encoding, before.size() + again, before.size() + again + subject.size());
-          place >= row.begin)
-        row.prompt.again = {place};
+      if (const int64_t place = looked_up(before.size() + again); place >= row.begin) row.prompt.again = {place};
     row.prompt.ids = std::move(encoding.ids);
     return row;
   }

@@ -49,6 +49,27 @@ std::vector<int64_t> target_token_ids(const models::Tokenizer& tokenizer, std::s
   return ids;
 }
 
+int64_t looked_up_token(const models::Encoding& encoding, std::string_view text, std::pair<size_t, size_t> subject,
+                        FactToken fact_token) {
+  const auto [begin, end] = subject;
+  const auto tokens = encoding.overlapping(begin, end);
+  const auto final = static_cast<int64_t>(encoding.size()) - 1;
+  if (tokens.first < 0) return -1;
+  switch (fact_token) {
+    case FactToken::kSubjectLast: {
+      const auto last = encoding.overlapping(last_character(text, begin, end), end);
+      return (last.first < 0 ? tokens.second : last.second) - 1;
+    }
+    case FactToken::kSubjectFirst:
+      return tokens.first;
+    case FactToken::kSubjectFirstAfterLast:
+      return std::min(tokens.second, final);
+    case FactToken::kLast:
+      return final;
+  }
+  return -1;
+}
+
 PromptRow render_prompt(const models::Tokenizer& tokenizer, std::string_view template_text, std::string_view subject,
                         FactToken fact_token) {
   const size_t slot = template_text.find("{}");
@@ -59,27 +80,11 @@ PromptRow render_prompt(const models::Tokenizer& tokenizer, std::string_view tem
   const size_t begin = slot, end = slot + subject.size();
   auto encoding = tokenizer.encode_prompt(row.text);
   row.subject = encoding.overlapping(begin, end);
-  const auto count = static_cast<int64_t>(encoding.size());
   if (row.subject.first < 0) {
     refuse({"prompt \"" + row.text + "\"", "the subject \"" + std::string(subject) + "\" has no token of its own",
             "a subject that the tokenizer keeps", "write the subject in other characters"});
   }
-  switch (fact_token) {
-    case FactToken::kSubjectLast: {
-      const auto last = encoding.overlapping(last_character(row.text, begin, end), end);
-      row.lookup = (last.first < 0 ? row.subject.second : last.second) - 1;
-      break;
-    }
-    case FactToken::kSubjectFirst:
-      row.lookup = row.subject.first;
-      break;
-    case FactToken::kSubjectFirstAfterLast:
-      row.lookup = std::min(row.subject.second, count - 1);
-      break;
-    case FactToken::kLast:
-      row.lookup = count - 1;
-      break;
-  }
+  row.lookup = looked_up_token(encoding, row.text, {begin, end}, fact_token);
   row.ids = std::move(encoding.ids);
   return row;
 }

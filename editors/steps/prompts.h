@@ -8,8 +8,9 @@
 #include <emend/editors/steps/contexts.h>
 
 namespace emend::models {
+struct Encoding;
 class Tokenizer;
-}
+}  // namespace emend::models
 
 namespace emend::editors {
 
@@ -53,6 +54,10 @@ struct RenderOptions {
 /// border, those of the target alone, encoded without special tokens; a leading BOS or UNK is dropped.
 [[nodiscard]] std::vector<int64_t> target_token_ids(const models::Tokenizer& tokenizer, std::string_view prompt,
                                                     std::string_view target);
+
+/// The token of a text with which the subject, its bytes [first, second), is looked up; -1 if it has no token.
+[[nodiscard]] int64_t looked_up_token(const models::Encoding& encoding, std::string_view text,
+                                      std::pair<size_t, size_t> subject, FactToken fact_token);
 
 /// `template_text` has exactly one "{}", the subject's place.
 [[nodiscard]] PromptRow render_prompt(const models::Tokenizer& tokenizer, std::string_view template_text,

@@ -106,7 +106,7 @@ ordered_json Jobs::add(const json& request) {
   options.editor = request.value("editor", defaults_.editor);
   if (const std::string preset = request.value("hparams", ""); !preset.empty()) {
     const auto& presets = hparams::all_presets();  // never a file that has such a name
-    if (std::ranges::find(presets, preset, &hparams::Preset::name) == presets.end() || std::filesystem::exists(preset))
+    if (std::ranges::find(presets, preset, &hparams::Preset::name) == presets.end() || fs::is_regular_file(preset))
       refuse("hparams: expected the name of a preset");
     options.hparams = preset;
   } else if (options.editor != defaults_.editor) {

@@ -64,12 +64,12 @@ void require_metrics(const std::vector<std::string>& names, const datasets::Fact
 void prepare_edit(workflow::RunOptions& edit, const models::Model& model, const datasets::FactSet& facts) {
   const auto& editor = workflow::chosen_editor(edit, &model.checkpoint());
   require_metrics(edit.metrics.names, facts);
-  const auto values =
-      editor.effective(workflow::find_hparams(editor.name, edit.hparams, edit.set, model.checkpoint()), Log());
+  const auto hparams = [&] { return workflow::find_hparams(editor.name, edit.hparams, edit.set, model.checkpoint()); };
+  const auto values = editor.effective(hparams(), Log());
   if (values.value("chat_weight", 1.0) == 0 &&
       std::ranges::none_of(edit.set, [](const std::string& one) { return one.starts_with("chat_weight="); }))
     edit.set.emplace_back("chat_weight=1");
-  (void)editor.make(workflow::find_hparams(editor.name, edit.hparams, edit.set, model.checkpoint()), model, Log());
+  (void)editor.make(hparams(), model, Log());
   for (const auto& finding : datasets::lint_facts(facts))
     if (finding.severity == datasets::Severity::kError)
       refuse({finding.where, finding.text, "facts that can be true together", "POST /v1/lint shows all"});

@@ -8,6 +8,9 @@
 #include <emend/models/tokenizer/tokenizer.h>
 #include <emend/workflow/direct/effect.h>
 
+#include <algorithm>
+#include <iterator>
+
 namespace emend::workflow {
 namespace {
 

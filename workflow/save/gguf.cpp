@@ -24,6 +24,7 @@ static std::optional<at::Tensor> edited(const SaveRequest& request, const std::s
 
 SaveFormat save_gguf() {
   SaveFormat format{"gguf", "model.gguf", "edited GGUF file", "the edited model, for llama.cpp"};
+  format.whole = true;
   format.check = [](const models::Model& model, const std::string& option) {
     models::require_gguf_architecture(model.config().model_type, option + " gguf");
   };

@@ -28,6 +28,7 @@ static void write_base(const SaveRequest& request, const std::filesystem::path& 
 
 SaveFormat save_model() {
   SaveFormat format{"model", "model", "edited model", "the edited model, for transformers", true};
+  format.whole = true;
   format.write = [](const SaveRequest& request) -> nlohmann::ordered_json {
     auto pack = request.pack_file;
     const auto write = [&](const std::filesystem::path& folder) {

@@ -89,6 +89,9 @@ class PlainTensors {
   c10::impl::ExcludeDispatchKeyGuard no_autocast_{c10::autocast_dispatch_keyset};
 };
 
+/// Throws Error(kInvalidArgument) at `where` for a sparse tensor, which the argument `name` may not be.
+void require_dense(const at::Tensor& value, const std::string& where, const std::string& name);
+
 /// What Python has as inputs: a text, a list of texts, a list of ids, or a list of lists of ids.
 [[nodiscard]] models::Prompts prompts_of(const py::object& inputs);
 /// The same as rows of token ids.

@@ -191,4 +191,8 @@ std::function<bool(const ProgressUpdate&)> progress_of(const py::object& callabl
   };
 }
 
+void require_dense(const at::Tensor& value, const std::string& where, const std::string& name) {
+  if (value.layout() != at::kStrided) refuse({where, "a sparse tensor", "a dense one", "give " + name + ".to_dense()"});
+}
+
 }  // namespace emend::python

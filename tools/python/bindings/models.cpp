@@ -63,8 +63,7 @@ at::Tensor weight(const Model& model, const std::string& name) {
 void set_weight(Model& model, const std::string& name, const at::Tensor& value) {
   if (const at::Tensor old = weight(model, name); value.sizes() != old.sizes())
     refuse({"value of \"" + name + "\"", "the shape " + shape_text(value.sizes()), shape_text(old.sizes()), ""});
-  if (value.layout() != at::kStrided)
-    refuse({"value of \"" + name + "\"", "a sparse tensor", "a dense one", "give value.to_dense()"});
+  require_dense(value, "value of \"" + name + "\"", "value");
   unlocked([&] { model.set_weight(name, value); });
 }
 

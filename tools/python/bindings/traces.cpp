@@ -142,8 +142,7 @@ void bind_model_methods(py::module_& module) {
   model.def(
       "project",
       [](const Model& self, const at::Tensor& hidden) {
-        if (hidden.layout() != at::kStrided)
-          refuse({"hidden", "a sparse tensor", "a dense one", "give hidden.to_dense()"});
+        require_dense(hidden, "hidden", "hidden");
         return unlocked([&] { return self.project(hidden); });
       },
       py::arg("hidden"),

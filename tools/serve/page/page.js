@@ -221,7 +221,7 @@ function correction(question, text, place) {
     const where = make("div");
     form.hidden = true;  // what was typed comes back if nothing is written
     form.after(where);
-    await edit({facts: [fact], ...(editor.value && {editor: editor.value})}, where, async () => {
+    const written = await edit({facts: [fact], ...(editor.value && {editor: editor.value})}, where, async () => {
       const full = fact.prompt.replace("{}", () => fact.subject), inside = full.replace(/^The /, "the ");
       $("compare").prompt.value = full;
       $("compare").target.value = fact.target_new;
@@ -235,7 +235,7 @@ function correction(question, text, place) {
       }
       await compare();
     });
-    if (form.isConnected && !where.dataset.kept) { form.hidden = false; form.target.focus(); } else form.remove();
+    if (written) form.remove(); else { form.hidden = false; form.target.focus(); }
   };
   setTimeout(() => form.target.focus());
   return form;
@@ -307,8 +307,9 @@ async function instead(pack, notice, line, then) {
   line.after(button);
 }
 const edit = (request, where, then) => watch(get("v1/edits", request), where, then);
-// Shows a job to its end; `then` comes when its pack is in force.
+// Shows a job to its end; `then` comes when its pack is in force. Whether there is a pack.
 async function watch(asked, where, then) {
+  let written = false;
   const bar = make("progress", {max: 1, value: 0, "aria-label": "Progress of the edit"}), line = make("p", {className: "soft"}, "waiting …");
   const stop = make("button", {type: "button"}, "Cancel"), drawing = make("div"), box = make("div", {className: "job"}, bar, line, drawing, stop), seen = [];
   where.append(box);
@@ -340,7 +341,7 @@ async function watch(asked, where, then) {
     line.textContent = done ? `${pack}: ${edits.said ?? "?"} of ${job.facts} said by the model ${job.notice ? "while it was tried. It is kept, but not in force: the model answers as before." : "now"}`
       : job.status === "running" || job.status === "queued" ? `${pack}: the server was stopped; the edit was not finished`
       : `${job.status}${job.error ? ": " + job.error : "; every byte is as it was"}`;
-    if (done) where.dataset.kept = true;
+    written = done;
     if (done) {
       const report = make("button", {type: "button"}, "Report");
       report.onclick = () => { choose($("tab-report"), id); $("tab-report").focus(); };
@@ -355,6 +356,7 @@ async function watch(asked, where, then) {
     line.textContent = error.message;
     stop.remove();
   }
+  return written;
 }
 
 // ---- before and after
