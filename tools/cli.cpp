@@ -5,6 +5,7 @@
 #include <emend/core/setting.h>
 #include <emend/core/text.h>
 #include <emend/core/utf8.h>
+#include <emend/devices/host_memory.h>
 #include <emend/devices/runtime.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -340,11 +341,13 @@ static int emend_words(int argc, char** argv) {
 
 int run_emend(int argc, char** argv) {
   hold_standard_streams();
+  devices::reuse_host_memory();
   return printed(emend_words(argc, argv));
 }
 
 int run_memit_edit(int argc, char** argv) {
   hold_standard_streams();
+  devices::reuse_host_memory();
   const std::vector<std::string> command_line(argv, argv + argc);
   return printed(run_verb(verbs().front(), {command_line.begin() + std::min(argc, 1), command_line.end()}, "memit_edit",
                           command_line));
