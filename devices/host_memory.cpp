@@ -5,6 +5,10 @@
 #include <cstdint>
 #include <cstdlib>
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 namespace emend::devices {
 namespace {
 
@@ -42,6 +46,12 @@ class HostAllocator final : public c10::Allocator {
 void reuse_host_memory() {
   static HostAllocator allocator;  // lives as long as the process: LibTorch keeps the pointer
   c10::SetCPUAllocator(&allocator);
+}
+
+void return_host_memory() {
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
 }
 
 }  // namespace emend::devices

@@ -1,6 +1,7 @@
 #include <emend/core/error.h>
 #include <emend/core/setting.h>
 #include <emend/core/text.h>
+#include <emend/devices/host_memory.h>
 #include <emend/editors/registry.h>
 #include <emend/editors/steps/apply.h>
 #include <emend/editors/steps/neurons.h>
@@ -9,10 +10,6 @@
 #include <emend/workflow/inputs.h>
 #include <emend/workflow/save_formats.h>
 #include <emend/workflow/session.h>
-
-#ifdef __GLIBC__
-#include <malloc.h>
-#endif
 
 namespace emend::workflow {
 namespace {
@@ -32,14 +29,6 @@ std::vector<editors::FactOutcome> failed_outcomes(std::span<const datasets::Fact
     outcome.reason = reason;
   }
   return outcomes;
-}
-
-// A batch leaves the heap full of holes between what stays, as measuring between batches does, and glibc keeps them: a
-// sequence would grow batch by batch.
-void return_free_memory() {
-#ifdef __GLIBC__
-  malloc_trim(0);
-#endif
 }
 
 }  // namespace
@@ -109,7 +98,7 @@ const Batch& Session::edit_alone(std::span<const datasets::Fact> facts, const st
 
 const Batch& Session::put(std::span<const datasets::Fact> facts, const std::function<void()>& judge) {
   for (const auto& fact : facts) datasets::validate(fact);
-  return_free_memory();
+  devices::return_host_memory();
   Batch result;
   if (stopped_) {
     result.editor = editor_->name();
@@ -123,7 +112,7 @@ const Batch& Session::put(std::span<const datasets::Fact> facts, const std::func
   }
   facts_.insert(facts_.end(), facts.begin(), facts.end());
   taken_back_.push_back(judge != nullptr);
-  return_free_memory();
+  devices::return_host_memory();
   return results_.emplace_back(std::move(result));
 }
 
