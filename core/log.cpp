@@ -24,15 +24,16 @@ struct ProgressState {
   double seconds;
   bool terminal;
   std::chrono::steady_clock::time_point last{};
-  std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
+  std::chrono::steady_clock::time_point begin{};  // of the first report of this phase, when `first` was done
+  double first = 0, done = 0;
   std::string phase;
   bool open_line = false;
 };
 
 std::string remaining_text(const ProgressState& state, const ProgressUpdate& update) {
-  if (update.total <= 0 || update.done <= 0 || update.done >= update.total) return "";
+  if (update.total <= 0 || update.done <= state.first || update.done >= update.total) return "";
   const double spent = std::chrono::duration<double>(std::chrono::steady_clock::now() - state.begin).count();
-  const auto left = static_cast<long>(std::ceil(spent / update.done * (update.total - update.done)));
+  const auto left = static_cast<long>(std::ceil(spent / (update.done - state.first) * (update.total - update.done)));
   if (left < 60) return ", " + std::to_string(left) + " s left";
   return ", " + std::to_string((left + 59) / 60) + " min left";
 }
@@ -68,11 +69,14 @@ ProgressFn make_progress(int fd, double seconds) {
   state->terminal = is_terminal(fd);
   return [state](const ProgressUpdate& update) {
     const auto now = std::chrono::steady_clock::now();
-    if (update.phase != state->phase) {
+    const bool again = update.done <= state->first && state->done > state->first;  // the same work, once more
+    if (update.phase != state->phase || again) {
       state->phase = update.phase;
       state->begin = now;
+      state->first = update.done;
       state->last = {};
     }
+    state->done = update.done;
     const bool finished = update.total > 0 && update.done >= update.total;
     const double since = std::chrono::duration<double>(now - state->last).count();
     if (!finished && since < (state->terminal ? 0.1 : state->seconds)) return;

@@ -1,10 +1,20 @@
 // Text of others, as terminals, logs and reports show it.
 #include <emend/core/json.h>
+#include <emend/core/log.h>
 #include <emend/core/utf8.h>
 #include <emend/evaluation/detail/page.h>
 #include <emend/workflow/handles.h>
 #include <emend/workflow/run_directory.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
 
 namespace emend {
 namespace printable_test {
@@ -49,6 +59,35 @@ TEST(Printable, ReportsShowTheEscapes) {
 TEST(Printable, CommandsAreQuotedForAShell) {
   EXPECT_EQ(workflow::command_text({"memit_edit", "--out", "my run", "it's", "--set=a=b", ""}),
             "memit_edit --out 'my run' 'it'\\''s' --set=a=b ''");
+}
+
+// The time that is left is told from the speed since the first report, which comes with work done before the clock ran;
+// the same work once more has a clock of its own.
+TEST(Printable, ProgressKnowsWhatIsLeftFromTheSecondReportOn) {
+  std::array<int, 2> ends{};
+  ASSERT_EQ(pipe(ends.data()), 0);
+  const auto progress = make_progress(ends[1], 0);
+  const auto report = [&](double done) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    progress({"read", done, 1000, ""});
+  };
+  for (const double done : {400, 400, 600, 1000, 400, 401, 1000}) report(done);
+  progress({"write", 400, 1000, ""});
+  close(ends[1]);
+  std::string text(4096, '\0');
+  text.resize(static_cast<size_t>(std::max<ssize_t>(0, ::read(ends[0], text.data(), text.size()))));
+  close(ends[0]);
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  ASSERT_EQ(lines.size(), 8U) << text;
+  EXPECT_EQ(lines[0], "read 40%");
+  EXPECT_EQ(lines[1], "read 40%");
+  EXPECT_EQ(lines[2].substr(0, 10), "read 60%, ");  // 200 in a tenth of a second
+  EXPECT_EQ(lines[3], "read 100%");
+  EXPECT_EQ(lines[4], "read 40%");
+  EXPECT_GE(std::stoi(lines[5].substr(10)), 29) << lines[5];  // one in a twentieth, 599 to come
+  EXPECT_EQ(lines[7], "write 40%");
 }
 
 }  // namespace printable_test
