@@ -2,6 +2,8 @@
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
 #include <emend/core/mapped.h>
+#include <emend/core/setting.h>
+#include <emend/core/text.h>
 #include <emend/devices/route.h>
 #include <emend/editors/detail/latch_batch.h>
 #include <emend/editors/detail/latch_gates.h>
@@ -110,6 +112,10 @@ class LatchBatch {
     if (h_.chat_weight == 0) return;
     const auto facts = mapped(batch_.places, [&](const size_t place) { return facts_[place]; });
     chats_ = chats_of(reader(), facts, parse_fact_token(h_.fact_token), context_.cancel);
+    if (std::ranges::all_of(chats_, [](const FactChats& one) { return one.asked.empty() && one.replies.empty(); }))
+      context_.log.warning("chat.none", setting("set", "chat_weight=" + short_number(h_.chat_weight)) +
+                                            " does nothing for these facts: the model has no chat template that can be "
+                                            "used, or the template does not write the questions as they are");
     for (const auto& chats : chats_)
       for (const auto& reply : chats.replies) context_.log.event(LogLevel::kDebug, "chat", reply.prompt.text, {});
   }

@@ -422,6 +422,27 @@ TEST(Chats, AskOfAFactAndOfItsSubject) {
       EXPECT_TRUE(one.asked.empty() && one.replies.empty());
 }
 
+// Who asks for replies to count is told where none can.
+TEST(Latch, ATemplateThatIsOfNoUseIsSaid) {
+  struct Said final : LogSink {
+    void write(const LogEvent& event) override { count += event.name == "chat.none"; }
+    int count = 0;
+  };
+  const auto facts = testing::tiny_facts();
+  const auto warnings = [&](models::Model model, const char* hparams) {
+    auto said = std::make_shared<Said>();
+    editors::EditContext context;
+    context.contexts = testing::tiny_contexts();
+    context.log = Log({said});
+    (void)make(model, hparams)->edit(model, facts, context);
+    return said->count;
+  };
+  EXPECT_EQ(warnings(testing::tiny_model(), "room: 1\nchat_weight: 1\n"), 1);
+  EXPECT_EQ(warnings(chat_model("{{ raise_exception('no') }}"), "room: 1\nchat_weight: 1\n"), 1);
+  EXPECT_EQ(warnings(testing::tiny_model(), "room: 1\nchat_weight: 0\n"), 0);
+  EXPECT_EQ(warnings(chat_model(kTemplate, seed_that_speaks()), "room: 1\nchat_weight: 1\n"), 0);
+}
+
 TEST(Latch, RepliesAboutTheSubjectCountInItsTarget) {
   const auto facts = testing::tiny_facts();
   const uint64_t seed = seed_that_speaks();

@@ -66,7 +66,7 @@ void prepare_edit(workflow::RunOptions& edit, const models::Model& model, const 
   require_metrics(edit.metrics.names, facts);
   const auto hparams = [&] { return workflow::find_hparams(editor.name, edit.hparams, edit.set, model.checkpoint()); };
   const auto values = editor.effective(hparams(), Log());
-  if (values.value("chat_weight", 1.0) == 0 &&
+  if (values.value("chat_weight", 1.0) == 0 && !model.tokenizer().chat_template().empty() &&
       std::ranges::none_of(edit.set, [](const std::string& one) { return one.starts_with("chat_weight="); }))
     edit.set.emplace_back("chat_weight=1");
   (void)editor.make(hparams(), model, Log());
