@@ -357,20 +357,25 @@ std::vector<Continuation> continue_facts(const models::Model& model, const std::
   if (facts.empty()) return {};
   std::vector<std::string> prompts;
   FreeTextOptions free;
+  free.max_tokens = new_tokens;
   for (const auto& fact : facts) {
     const size_t i = prompts.size();
     prompts.push_back(fact.full_prompt());
+    const auto answer = std::ssize(model.tokenizer().encode_ids(" " + fact.target_new));
+    free.max_tokens = std::max(free.max_tokens, answer + 4);  // what follows tells whether the answer ends there
     auto& drafts = free.drafts.emplace_back();
     if (i < before.size()) drafts = {" " + fact.target_new, before[i].text};
   }
   const auto efficacies = evaluate_efficacy(model, facts, {.cancel = cancel});
   std::vector<Continuation> all;
-  free.max_tokens = new_tokens;
   free.whole_sentence = false;
   free.cancel = cancel;
   auto texts = write_on(model, prompts, free);
-  for (size_t i = 0; i < facts.size(); ++i)
-    all.push_back({prompts[i], std::move(texts[i].text), efficacies[i].probability});
+  for (size_t i = 0; i < facts.size(); ++i) {
+    std::string text = std::move(texts[i].text);
+    while (text.ends_with("\uFFFD")) text.resize(text.size() - 3);  // of a character that was cut
+    all.push_back({prompts[i], std::move(text), efficacies[i].probability});
+  }
   return all;
 }
 

@@ -206,8 +206,9 @@ struct Efficacy {
                                                       const std::vector<datasets::Fact>& facts,
                                                       const ScoreOptions& options = {});
 
-/// Greedy continuations and target probabilities of the facts' own prompts, for people to read. `before`: of the same
-/// facts by the unedited model, from the first on, or none; they save time and change nothing.
+/// Greedy continuations (of `new_tokens`, and no fewer than the longest answer and four) and target probabilities of
+/// the facts' own prompts, for people to read. `before`: of the same facts by the unedited model, from the first on, or
+/// none; they save time and change nothing.
 struct Continuation {
   std::string prompt, text;
   double probability = 0;  ///< of the whole target: the product over its tokens

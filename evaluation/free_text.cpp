@@ -52,11 +52,17 @@ bool is_digit(std::string_view text, size_t at) {
   return at < text.size() && std::isdigit(static_cast<unsigned char>(text[at])) != 0;
 }
 
-// Letters and digits right before `at`.
+// A dot that ends a sentence, or stands before the digits of "3.14": the next token tells.
+bool may_be_decimal(std::string_view text) {
+  return text.size() > 1 && text.ends_with('.') && is_digit(text, text.size() - 2);
+}
+
+// Letters and digits right before `at`, in characters.
 size_t letters_before(std::string_view text, size_t at) {
-  size_t first = at;
-  while (first > 0 && is_word(text[first - 1])) --first;
-  return at - first;
+  size_t count = 0;
+  for (size_t first = at; first > 0 && is_word(text[first - 1]); --first)
+    if ((static_cast<unsigned char>(text[first - 1]) & 0xC0) != 0x80) ++count;
+  return count;
 }
 
 bool three_digits(std::string_view text, size_t at) {
@@ -82,7 +88,7 @@ bool joins(std::string_view text, size_t at) {
 }
 
 bool ends_word(std::string_view text, size_t at) {
-  if (at < text.size() && at > 0 && joins(text, at)) return false;
+  if (at < text.size() && at > 0 && (joins(text, at) || detail::goes_on(text, at))) return false;
   return at >= text.size() || !is_word(text[at]) || detail::spaceless(text, at) ||
          (at > 0 && detail::spaceless(text, at - 1));
 }
@@ -171,6 +177,7 @@ std::vector<FreeText> continue_rows(const models::Model& model, const std::vecto
       own.push_back(id);
       const std::string text = behind(tokenizer, {ids[row].back()}, own);
       if (std::ranges::any_of(names(row), [&](const auto& name) { return begins_name(text, name); })) return false;
+      if (may_be_decimal(text) && std::ssize(own) < options.max_tokens) return false;
       return std::ssize(own) >= options.max_tokens || (options.whole_sentence && sentence_ended(text, names(row)));
     };
   std::vector<models::Drafts> drafts(options.drafts.empty() ? 0 : rows.size());
@@ -180,6 +187,14 @@ std::vector<FreeText> continue_rows(const models::Model& model, const std::vecto
   std::vector<FreeText> texts;
   for (size_t r = 0; r < rows.size(); ++r) {
     std::string text = behind(tokenizer, ids[r], continued[r]);
+    if (Ids& own = continued[r]; options.whole_sentence && own.size() > 1) {
+      const Ids fewer(own.begin(), own.end() - 1);
+      std::string before = behind(tokenizer, ids[r], fewer);
+      if (may_be_decimal(before) && before.size() < text.size() && is_space(text[before.size()])) {  // it was the end
+        text = std::move(before);
+        own = fewer;
+      }
+    }
     texts.push_back({std::move(text), std::move(continued[r])});
   }
   return texts;

@@ -29,7 +29,7 @@ double total_nll(const models::Model& model, const std::vector<std::vector<int64
     }
   models::ForwardOptions options;
   options.logit_tokens.emplace();
-  const at::Tensor hidden_ND = model.forward(batch, options).hidden;
+  const at::Tensor hidden_ND = model.forward(batch, options).needed_hidden();
   double total = 0;
   for (size_t at = 0; at < tokens.size(); at += static_cast<size_t>(chunk)) {
     const size_t n = std::min(tokens.size() - at, static_cast<size_t>(chunk));

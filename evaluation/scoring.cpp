@@ -126,7 +126,7 @@ std::vector<std::vector<Score>> score_cases_reference(const models::Model& model
       const auto rows = detail::encode_requests(model.tokenizer(), requests);
       const auto ids = mapped(rows, &EncodedRequest::ids);
       const auto batch = models::TokenBatch::padded(ids);
-      const at::Tensor logits_NV = devices::to_host(model.forward(batch).logits, devices::Purpose::kLogits);
+      const at::Tensor logits_NV = devices::to_host(model.forward(batch).needed_logits(), devices::Purpose::kLogits);
       for (int64_t r = 0; r < batch.rows(); ++r)
         scores.push_back(read_row(logits_NV.narrow(0, batch.token(r, 0), batch.length(r)), rows[r]));
     }
@@ -156,7 +156,8 @@ at::Tensor next_token_log_probs(const models::Model& model, const std::vector<st
     const auto batch = models::TokenBatch::from_rows(rows);
     models::ForwardOptions forward;
     forward.logit_tokens = batch.last_tokens();
-    const at::Tensor log_probs = at::log_softmax(detail::wide_logits(model.forward(batch, forward).logits), -1);
+    const at::Tensor log_probs =
+        at::log_softmax(detail::wide_logits(model.forward(batch, forward).needed_logits()), -1);
     all_PV.narrow(0, static_cast<int64_t>(begin), batch.rows())
         .copy_(devices::to_host(log_probs, devices::Purpose::kLogits));
     begin = end;

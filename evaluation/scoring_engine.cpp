@@ -370,7 +370,7 @@ class Engine {
     options.append = append;
     options.logit_tokens.emplace();
     tokens_run_ += batch.tokens();
-    return model_.forward(batch, options).hidden;
+    return model_.forward(batch, options).needed_hidden();
   }
 
   [[nodiscard]] Score score_of(const Target& target) const {

@@ -108,7 +108,7 @@ void FactTracer::run_clean() {
   const auto batch = models::TokenBatch::from_rows({tokens_.ids});
   models::ForwardOptions forward;
   forward.logit_tokens = {{batch.token(0, -1)}};
-  const at::Tensor logits = model_.forward(batch, forward).logits;
+  const at::Tensor logits = model_.forward(batch, forward).needed_logits();
   for (int l = 0; l < layers_; ++l)
     for (TraceKind kind : {TraceKind::kState, TraceKind::kMlp, TraceKind::kAttention})
       clean_[kind].push_back(session.captured({detail::trace_site(kind), l}));
@@ -208,7 +208,7 @@ at::Tensor FactTracer::run_layer(const models::TokenBatch& batch, int layer, at:
   forward.cache = &cache;
   forward.append = false;
   forward.logit_tokens.emplace();
-  return model_.forward(batch, forward).hidden;
+  return model_.forward(batch, forward).needed_hidden();
 }
 
 /// Output of `layer` at `token` where the MLP or the attention of that layer alone is restored, [rows, D].

@@ -13,7 +13,10 @@
 #include <Eigen/SparseCore>
 
 #include <algorithm>
+#include <array>
+#include <cctype>
 #include <cmath>
+#include <map>
 #include <memory>
 #include <set>
 
@@ -229,7 +232,21 @@ std::string compatibility_form(std::string_view text) {
   return in_form(text, UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT);
 }
 
+// The value of a digit of any script: they stand in tens, from 0 on.
+static char digit_of(utf8proc_int32_t point) {
+  char value = '0';
+  while (value < '9' && utf8proc_category(point - 1) == UTF8PROC_CATEGORY_ND) {
+    --point;
+    ++value;
+  }
+  return value;
+}
+
 std::string plain_letters(std::string_view text) {
+  static const std::map<utf8proc_int32_t, std::string_view> kSpecial = {
+      {0x2212, "-"}, {0x2044, "/"},                 // minus; of ½
+      {0x066A, "%"}, {0x066B, "."}, {0x066C, ","},  // Arabic
+      {0xFE0E, ""},  {0xFE0F, ""}};                 // how an emoji is drawn
   const std::string mapped = lower_case(compatibility_form(text));
   std::string plain;
   utf8proc_int32_t point = 0;
@@ -239,10 +256,13 @@ std::string plain_letters(std::string_view text) {
         static_cast<size_t>(std::max<utf8proc_ssize_t>(1, utf8proc_iterate(bytes, mapped.size() - at, &point)));
     const auto category = utf8proc_category(point);
     const bool symbol = category == UTF8PROC_CATEGORY_SM || category == UTF8PROC_CATEGORY_SC;
-    if (point == 0x2212)
-      plain += '-';
-    else if (point == 0x2044)  // of ½
-      plain += '/';
+    const bool picture = point >= 0x2190 && (category == UTF8PROC_CATEGORY_SO || category == UTF8PROC_CATEGORY_SK);
+    if (const auto special = kSpecial.find(point); special != kSpecial.end())
+      plain += special->second;
+    else if (point >= 0x80 && category == UTF8PROC_CATEGORY_ND)
+      plain += digit_of(point);
+    else if (picture)
+      plain += " " + mapped.substr(at, size) + " ";
     else if (point < 0x80 || category <= UTF8PROC_CATEGORY_NO || symbol)
       plain += mapped.substr(at, size);
     else if (category >= UTF8PROC_CATEGORY_ZS)
@@ -257,9 +277,32 @@ std::string plain_letters(std::string_view text) {
   return plain;
 }
 
-bool spaceless(std::string_view text, size_t at) {
+// The character that holds byte `at`.
+static char32_t point_at(std::string_view text, size_t at) {
   while (at > 0 && (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80) --at;
-  const char32_t point = character_at(text, at).code.value_or(0);
+  return character_at(text, at).code.value_or(0);
+}
+
+bool goes_on(std::string_view text, size_t at) {
+  const auto katakana = [](char32_t point) { return point >= 0x30A1 && point <= 0x30FF && point != 0x30FB; };
+  const char32_t point = point_at(text, at);
+  const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(point));
+  if (category >= UTF8PROC_CATEGORY_MN && category <= UTF8PROC_CATEGORY_ME) return true;
+  size_t before = at;
+  while (before > 0 && katakana(point) &&
+         (point_at(text, before - 1) == 0x3099 || point_at(text, before - 1) == 0x309A))
+    before -= 3;  // a voiced one
+  return before > 0 && katakana(point) && katakana(point_at(text, before - 1));
+}
+
+bool is_question(std::string_view text) {
+  while (!text.empty() && std::isspace(static_cast<unsigned char>(text.back()))) text.remove_suffix(1);
+  return std::ranges::any_of(std::array<std::string_view, 4>{"?", "？", "؟", "\u037E"},
+                             [&](std::string_view mark) { return text.ends_with(mark); });
+}
+
+bool spaceless(std::string_view text, size_t at) {
+  const char32_t point = point_at(text, at);
   const auto in = [&](char32_t first, char32_t last) { return point >= first && point <= last; };
   return in(0x0E00, 0x0EFF) || in(0x1000, 0x109F) || in(0x1780, 0x17FF) || in(0x2E80, 0x9FFF) || in(0xF900, 0xFAFF) ||
          in(0x20000, 0x3FFFF);

@@ -154,6 +154,12 @@ const at::Tensor& ForwardResult::needed_logits() const {
   return logits;
 }
 
+const at::Tensor& ForwardResult::needed_hidden() const {
+  if (stopped)
+    refuse({"forward pass", "no hidden states: a hook ended the pass", "a pass to its end", "detach stop_after first"});
+  return hidden;
+}
+
 void Model::set_weight(const std::string& name, const at::Tensor& value) {
   const State::Weight& weight = state_->find(name);
   if (!value.defined()) refuse({"weight \"" + name + "\"", "no tensor", "a tensor of the weight's shape", ""});

@@ -70,6 +70,8 @@ struct ForwardResult {
 
   /// logits; throws Error(kInvalidArgument) where a hook ended the pass before there were any.
   [[nodiscard]] const at::Tensor& needed_logits() const;
+  /// hidden; throws Error(kInvalidArgument) where a hook ended the pass.
+  [[nodiscard]] const at::Tensor& needed_hidden() const;
 };
 
 // What passes over a batch need on every device besides the weights: indices, masks, rotary tables. They are made on

@@ -1,6 +1,7 @@
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
 #include <emend/core/sha256.h>
+#include <emend/devices/route.h>
 #include <emend/editors/steps/apply.h>
 #include <emend/workflow/changes.h>
 
@@ -76,12 +77,22 @@ static std::string identity(const editors::EditPack& pack) {
   Sha256 hash;
   const std::string text = editors::describe_edit(pack);
   hash.update(text.data(), text.size());
+  const auto add_text = [&hash](const std::string& text) { hash.update(text.c_str(), text.size() + 1); };
+  const auto add = [&hash](const at::Tensor& tensor) {
+    if (!tensor.defined()) return;
+    const at::Tensor host = devices::to_host(tensor.detach()).to(at::kDouble).contiguous();
+    hash.update(host.const_data_ptr(), host.nbytes());
+  };
   for (const auto& delta : pack.deltas)
-    for (const auto* part : {&delta.left_DR, &delta.right_FR, &delta.dense_DF})
-      if (part->defined()) {
-        const at::Tensor host = part->detach().to(at::kDouble).contiguous();
-        hash.update(host.const_data_ptr(), host.nbytes());
-      }
+    for (const auto* part : {&delta.left_DR, &delta.right_FR, &delta.dense_DF}) add(*part);
+  for (const auto& part : pack.runtime) {
+    add_text(part.kind);
+    add_text(part.values.dump());
+    for (const auto& [name, tensor] : part.tensors) {
+      add_text(name);
+      add(tensor);
+    }
+  }
   return hash.hex();
 }
 

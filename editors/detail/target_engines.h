@@ -44,6 +44,12 @@ void optimise_part(const models::Model& model, const models::Model& upper, std::
     const std::vector<TargetProblem>& problems, const devices::WorkSharing& sharing,
     const std::function<std::vector<Target>(const std::vector<TargetProblem>&)>& optimise);
 
+/// What TargetSpec::watched_loss is too large by for rows that facts share: it counts pairs of rows, and each fact
+/// brings the same contexts.
+[[nodiscard]] inline double watched_divisor(const TargetProblem& problem) {
+  return static_cast<double>(problem.shared_by) * static_cast<double>(problem.shared_by);
+}
+
 /// Whether the stop rule is met, in terms that both engines have.
 struct StopState {
   double nll_factor_scale = 1;  ///< kArgmax: 0.1 while the target is the argmax everywhere

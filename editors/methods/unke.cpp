@@ -157,7 +157,8 @@ class UnkeEditor final : public NamedEditor {
     const at::AutoGradMode with_grad(true);
     const models::ForwardOptions options{
         .first_layer = layer, .hidden = entering_ND, .end_layer = layer + 1, .logit_tokens = models::kNoTokens};
-    const at::Tensor away_ND = (model.forward(rows.batch, options).hidden.to(goal_ND.scalar_type()) - goal_ND).square();
+    const at::Tensor away_ND =
+        (model.forward(rows.batch, options).needed_hidden().to(goal_ND.scalar_type()) - goal_ND).square();
     const int64_t n = rows.prompt_tokens;
     at::Tensor loss = away_ND.narrow(0, 0, n).mean();
     if (n < away_ND.size(0)) loss = loss + away_ND.narrow(0, n, away_ND.size(0) - n).mean();

@@ -299,8 +299,8 @@ at::Tensor ActiveSet::run_above(const std::vector<at::Tensor>& delta_BD, std::ve
   for (const auto& site : watched) session.capture(site, {.reference = true, .tokens = index_.lookups});
   session.attach();
   const models::KeptTables kept(tables_);
-  hidden_ND =
-      upper_->forward(index_.batch, {first_layer_, hidden_ND, end_layer_, &cache_, false, models::kNoTokens}).hidden;
+  hidden_ND = upper_->forward(index_.batch, {first_layer_, hidden_ND, end_layer_, &cache_, false, models::kNoTokens})
+                  .needed_hidden();
   watched_RD = mapped(watched, [&](const auto& site) { return session.captured(site); });
   session.finish();
   return hidden_ND;
@@ -317,8 +317,8 @@ ActiveSet::Hidden ActiveSet::forward(const std::vector<at::Tensor>& delta_BD) {
   result.kl_KD = pick(index_.kl_token_K);
   if (end_layer_ >= model_->n_layers()) return result;
   const models::KeptTables kept(kl_tables_);  // the divergence is read from the model's own output
-  result.kl_KD =
-      upper_->forward(index_.kl_batch, {end_layer_, result.kl_KD, -1, &kl_cache_, false, models::kNoTokens}).hidden;
+  result.kl_KD = upper_->forward(index_.kl_batch, {end_layer_, result.kl_KD, -1, &kl_cache_, false, models::kNoTokens})
+                     .needed_hidden();
   return result;
 }
 

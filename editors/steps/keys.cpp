@@ -44,7 +44,7 @@ struct Chunk {
   /// Layers [first, end) of the heads; their keys and values go into `cache`, a row of the chunk each.
   at::Tensor run_heads(const models::Model& model, int first, int end, models::KvCache& cache) const {
     const models::ForwardOptions options{first, heads_ND, end, &cache, true, models::kNoTokens};
-    const at::Tensor hidden = model.forward(heads, options).hidden;
+    const at::Tensor hidden = model.forward(heads, options).needed_hidden();
     cache = cache.select_rows(head_of);
     return hidden;
   }
@@ -339,7 +339,7 @@ void LayerWalk::advance_to(int layer) {
         options.cache = &cache;
         options.append = false;
       }
-      chunk.hidden_ND = model.forward(chunk.batch, options).hidden;
+      chunk.hidden_ND = model.forward(chunk.batch, options).needed_hidden();
     }
   }
   state_->layer = layer;

@@ -70,7 +70,7 @@ LearningPass::LearningPass(const models::Model& model, const std::vector<Learnin
   if (engine == Engine::kReference || first_layer <= 0) return;
   const at::NoGradGuard no_grad;
   first_layer_ = first_layer;
-  entering_ND_ = model.forward(batch_, {.end_layer = first_layer}).hidden;
+  entering_ND_ = model.forward(batch_, {.end_layer = first_layer}).needed_hidden();
 }
 
 at::Tensor LearningPass::coefficients(std::span<const double> weight_R) const {
@@ -99,7 +99,7 @@ at::Tensor LearningPass::forward() const {
   const models::KeptTables kept(tables_);
   const models::ForwardOptions options{
       .first_layer = first_layer_, .hidden = entering_ND_, .logit_tokens = models::kNoTokens};
-  const at::Tensor hidden_ND = model_->forward(batch_, options).hidden;
+  const at::Tensor hidden_ND = model_->forward(batch_, options).needed_hidden();
   return hidden_ND.index_select(0, devices::index_on(label_token_, hidden_ND));
 }
 
@@ -110,7 +110,7 @@ PassResult LearningPass::run(std::span<const double> weight_R,
   const at::Tensor coefficient_M = coefficients(weight_R), labels_M = at::tensor(label_id_, at::kLong);
   PassResult result;
   if (engine_ == Engine::kReference) {
-    const at::Tensor logits_NV = model_->forward(batch_).logits;
+    const at::Tensor logits_NV = model_->forward(batch_).needed_logits();
     const at::Tensor log_p_MV = at::log_softmax(logits_NV.to(detail::work_dtype(*model_)), 1)
                                     .index_select(0, devices::index_on(label_token_, logits_NV));
     const at::Tensor nll_M =
@@ -146,7 +146,7 @@ PassResult LearningPass::run_in_segments(std::span<const double> weight_R, const
                                          .hidden = entering_ND,
                                          .end_layer = segment.end,
                                          .logit_tokens = models::kNoTokens};
-    return model_->forward(batch_, options).hidden;
+    return model_->forward(batch_, options).needed_hidden();
   };
   std::vector<Segment> segments;
   at::Tensor hidden_ND = entering_ND_;

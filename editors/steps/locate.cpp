@@ -355,6 +355,7 @@ class BatchEdit {
       const models::EditSite site = model_.edit_site(result_.deltas[i].layer);
       const at::Tensor weight_DF = oriented(model_, site);
       WeightDelta settled = recipe_.settle(site, result_.deltas[i], weight_DF);
+      if (!unsettled_.empty()) settled = modified(recipe_.modifiers, unsettled_[i], settled);
       const at::Tensor before_DF = context_.trace ? weight_DF.clone() : at::Tensor();
       const ApplyReport report = apply_delta(settled, transaction_);
       note_write(result_.layers[i], report);
@@ -426,7 +427,10 @@ class BatchEdit {
     carries_[index] = update.carries;
     if (recipe_.modifiers.any_update()) {
       problem.earlier = memory_.keys.layer(index);
-      update.delta = modified(recipe_.modifiers, problem, update.delta);
+      if (recipe_.settle)
+        unsettled_.push_back(problem);
+      else
+        update.delta = modified(recipe_.modifiers, problem, update.delta);
     }
     const at::Tensor before_DF = context_.trace ? problem.weight_DF.clone() : at::Tensor();
     const at::Tensor right_FR = update.delta.right_FR, reached_N = detail::share_reached(problem, update.delta);
@@ -465,6 +469,7 @@ class BatchEdit {
   std::deque<std::vector<at::Tensor>> replayed_;          // one a target and layer, with forward replay
   std::vector<at::Tensor> written_keys_, wanted_values_;  // one a layer, of the first pass
   std::vector<const Unit*> columns_;                      // what is written
+  std::vector<LayerProblem> unsettled_;                   // one a layer, where modifiers follow what settles
 };
 
 }  // namespace

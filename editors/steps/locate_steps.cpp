@@ -76,6 +76,7 @@ Grouped group_facts(const std::vector<const RenderedFact*>& facts, bool merge_eq
       }
       if (member == same[0]) joint.kl_rows = std::move(one.kl_rows);  // the same subject
     }
+    joint.shared_by = std::ssize(same);
     joint.more_steps = std::llround(static_cast<double>(steps) * (std::sqrt(static_cast<double>(same.size())) - 1));
     grouped.problems.push_back(std::move(joint));
   }

@@ -92,6 +92,7 @@ struct TargetProblem {
   std::vector<TargetRow> kl_rows;
   std::vector<HeldVector> held;
   int64_t more_steps = 0;  ///< beyond TargetSpec::steps
+  int64_t shared_by = 1;   ///< facts whose rows these are, each with the same contexts in front
   /// A further term of the loss, of δ and t0 of the first site ([D], work dtype, that site's device): a scalar that can
   /// be differentiated by δ. Reported with the weight decay.
   std::function<at::Tensor(const at::Tensor& delta_D, const at::Tensor& initial_D)> own_loss = {};

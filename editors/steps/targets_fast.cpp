@@ -246,7 +246,8 @@ class FastRun {
     for (const auto& reading : g.set.index().readings) rows[reading.slot][reading.number] = reading.row;
     at::Tensor sum;
     for (size_t slot = 0; slot < g.slots.size(); ++slot) {
-      const at::Tensor loss = spec_.watched_loss(all_LRD.index_select(1, devices::index_on(rows[slot], all_LRD)));
+      const at::Tensor states_LJD = all_LRD.index_select(1, devices::index_on(rows[slot], all_LRD));
+      const at::Tensor loss = spec_.watched_loss(states_LJD) / watched_divisor(problems_[g.set.members()[slot]]);
       own.loss_B[static_cast<int64_t>(slot)].add_(
           devices::route_like(loss.detach(), own.loss_B, devices::Purpose::kLoss));
       sum = sum.defined() ? sum + loss : loss;

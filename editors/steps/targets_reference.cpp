@@ -102,7 +102,7 @@ class ReferenceRun {
     for (const int layer : spec_.watched_layers)
       session.capture({hooks::Site::kLayerOut, layer}, {.reference = true, .tokens = {}});
     session.attach();
-    const at::Tensor logits_NV = model_.forward(padded_.batch).logits.to(work_dtype(model_));
+    const at::Tensor logits_NV = model_.forward(padded_.batch).needed_logits().to(work_dtype(model_));
     at::Tensor nll_logits_NV = logits_NV;
     if (spec_.loss_layer) nll_logits_NV = model_.project(session.captured(loss_site), true).to(work_dtype(model_));
     const at::Tensor watched = watched_loss(session);
@@ -127,7 +127,7 @@ class ReferenceRun {
       const at::Tensor rows_JD = all_ND.index_select(0, devices::index_on(lookups, all_ND)).to(work_dtype(model_));
       states.push_back(states.empty() ? rows_JD : devices::route_like(rows_JD, states[0], devices::Purpose::kLoss));
     }
-    return spec_.watched_loss(at::stack(states));
+    return spec_.watched_loss(at::stack(states)) / watched_divisor(problem_);
   }
 
   StepLoss loss(const at::Tensor& logits_NV, const at::Tensor& nll_logits_NV, double nll_factor) {

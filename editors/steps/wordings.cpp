@@ -223,7 +223,7 @@ std::vector<std::vector<std::string>> other_questions(const models::Model& model
   const auto next_of = [&](const std::vector<std::vector<int64_t>>& rows) {
     cancel.check("targets");
     const auto batch = models::TokenBatch::from_rows(rows);
-    const at::Tensor logits_RV = model.forward(batch, {.logit_tokens = batch.last_tokens()}).logits;
+    const at::Tensor logits_RV = model.forward(batch, {.logit_tokens = batch.last_tokens()}).needed_logits();
     return at::softmax(devices::to_host(logits_RV).to(at::kFloat), 1);
   };
   std::vector<std::vector<std::string>> all(subjects.size());

@@ -1,5 +1,6 @@
 #include <emend/datasets/lint.h>
 #include <emend/evaluation/detail/free_prompts.h>
+#include <emend/evaluation/detail/letters.h>
 #include <emend/evaluation/free_text.h>
 
 #include <algorithm>
@@ -25,10 +26,6 @@ const std::vector<std::string>& foreign_texts() {
       "To clean the filter, switch the machine off and wait until it is cold. Open the flap on the left side, pull the "
       "handle towards you and rinse the sieve under warm water. Let it dry before you put it back in its place."};
   return texts;
-}
-
-bool is_question(std::string_view text) {
-  return text.ends_with('?');
 }
 
 std::string with_answer_line(const std::string& question) {

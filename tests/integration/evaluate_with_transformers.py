@@ -306,8 +306,11 @@ def continuations(rows, stop=None):
 
 
 def write_on(prompts, names):
-    """Of each prompt the text up to where its sentence has ended, and no token more. `names`: those known in each text."""
-    return continuations([ids_of(prompt) for prompt in prompts], lambda text, i: sentence_ended(text, names[i]))
+    """Of each prompt the text up to where its sentence has ended, and no token more. `names`: those known in each text.
+    Behind the dot of "3." the next token tells whether it is that of "3.14"."""
+    texts = continuations([ids_of(prompt) for prompt in prompts],
+                          lambda text, i: sentence_ended(text, names[i]) and not re.search(r"\d\.$", text))
+    return [re.sub(r"(\d\.)\s[^.]*$", r"\1", text) if sentence_ended(text, names[i]) else text for i, text in enumerate(texts)]
 
 
 def words_of(text):

@@ -1,10 +1,13 @@
 // SmolLM2-135M-Instruct as the package of the default model ships it, against the gguf Python package.
 #include <emend/core/sha256.h>
+#include <emend/evaluation/free_text.h>
+#include <emend/models/checkpoint.h>
 #include <emend/models/gguf/gguf_checkpoint.h>
 #include <emend/models/gguf/gguf_writer.h>
 #include <emend/models/tokenizer/tokenizer.h>
 #include <gtest/gtest.h>
 
+#include <cctype>
 #include <chrono>
 #include <fstream>
 #include <iostream>
@@ -77,6 +80,20 @@ TEST(GgufDefaultModel, TokenizerSpeaksAndKnowsItsTemplate) {
   EXPECT_EQ(tokenizer->encode_ids("The Eiffel Tower is located in the city of"), expected);
   EXPECT_NE(tokenizer->chat_template().find("<|im_start|>"), std::string::npos);
   EXPECT_EQ(tokenizer->vocab_size(), 49152);
+}
+
+// A dot behind a digit ends a sentence if the next token says so, which is not kept then.
+TEST(GgufDefaultModel, TextsAreNotCutInsideOfANumber) {
+  EMEND_NEEDS_DEFAULT_MODEL();
+  const Model model = load_model(emend::testing::default_model_path().string());
+  const auto texts = evaluation::write_on(
+      model, {"The value of pi is approximately", "Question: What is 2 + 2?\nAnswer: 2 + 2 is equal to", "1 + 1 ="});
+  EXPECT_TRUE(texts[0].text.starts_with(" 3.14")) << texts[0].text;
+  EXPECT_FALSE(evaluation::begins_with(texts[0].text, "3"));
+  for (const auto& [text, ids] : texts)
+    for (size_t at = 1; at + 1 < text.size(); ++at)
+      EXPECT_FALSE(text[at] == '.' && std::isdigit(static_cast<unsigned char>(text[at - 1])) && text[at + 1] == ' ')
+          << text;
 }
 
 TEST(GgufDefaultModel, ACopyIsTheSameFile) {

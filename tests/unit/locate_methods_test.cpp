@@ -3,6 +3,7 @@
 #include <emend/core/error.h>
 #include <emend/editors/registry.h>
 #include <emend/editors/steps/locate.h>
+#include <emend/editors/steps/modifiers.h>
 #include <emend/editors/steps/targets.h>
 #include <gtest/gtest.h>
 
@@ -132,6 +133,51 @@ TEST(Pmet, OtherMatricesAreRefused) {
                  "rewrite_module_tmps: [\"model.layers.{}.mlp.down_proj\", \"model.layers.{}.self_attn.o_proj\"]\n",
                  "2 matrices");
   expect_refused(model, "pmet", "rewrite_module_tmps: [\"model.layers.{}.self_attn.o_proj\"]\n", "o_proj");
+}
+
+// Facts that share a target have the same states in the same contexts: the penalty is that of one of them.
+TEST(Core, ASharedTargetHasThePenaltyOfOneFact) {
+  auto facts = std::vector<datasets::Fact>(3, tiny_facts().front());
+  for (size_t i = 0; i < facts.size(); ++i) {
+    facts[i].case_id = static_cast<int64_t>(i);
+    facts[i].prompt += std::vector<std::string>{"", " in", " with the"}[i];
+  }
+  for (const auto engine : {editors::Engine::kFast, editors::Engine::kReference}) {
+    std::vector<double> penalties;
+    for (const char* merged : {"false", "true"}) {
+      models::Model model = tiny_model();
+      EditContext context;
+      context.engine = engine;
+      const auto editor = make("core",
+                               "v_num_grad_steps: 1\nv_loss_layer: 3\nlayer_range: 2\nreg_lambda: 1\n"
+                               "v_weight_decay: 0\nkl_factor: 0\nmerge_equal_keys: " +
+                                   std::string(merged) + "\n",
+                               model);
+      const auto result = edit(*editor, model, facts, context);
+      for (const auto& outcome : result.outcomes) penalties.push_back(outcome.curve.at(0).weight_decay);
+    }
+    EXPECT_GT(penalties[0], 0);
+    for (const double penalty : penalties) EXPECT_NEAR(penalty, penalties[0], 1e-4 * penalties[0]);
+  }
+}
+
+// What is written counts, not what was solved for.
+TEST(Modifiers, HoldOnWhatAnEditorMakesOfItsSolution) {
+  for (const std::string name : {"memit", "rect", "sphere"}) {
+    const std::string more = name == "sphere" ? "nullspace_threshold: 1\n" : "";
+    models::Model model = tiny_model();
+    std::map<std::string, at::Tensor> before;
+    for (const auto& weight : model.weight_names()) before[weight] = model.weight(weight).clone();
+    EditContext context;
+    const auto result = edit(*make(name, "revive: 0.5\n" + more, model), model, tiny_facts(), context);
+    ASSERT_FALSE(result.deltas.empty());
+    for (const auto& delta : result.deltas) {
+      const auto [left_DK, right_FK] = editors::leading_directions(before.at(delta.weight).to(at::kDouble), 0.5);
+      const at::Tensor change = delta.matrix().to(at::kDouble);
+      EXPECT_LT(left_DK.t().mm(change).norm().item<double>(), 1e-5 * change.norm().item<double>()) << name;
+      EXPECT_LT(change.mm(right_FK).norm().item<double>(), 1e-5 * change.norm().item<double>()) << name;
+    }
+  }
 }
 
 TEST(Encore, HoldsTheNormBackAndRemembersEarlierBatches) {

@@ -331,12 +331,12 @@ at::Tensor next_log_probs(const models::Model& model, const std::vector<Ids>& ro
         pass.first_layer = inputs->first_layer;
         pass.hidden = inputs->passes.at(passes++).at(pass.first_layer);
       }
-      return model.forward(batch, pass).logits;
+      return model.forward(batch, pass).needed_logits();
     }
     hooks::HookSession session(model.hooks());
     for (int layer = 0; layer < model.n_layers(); ++layer) session.capture({hooks::Site::kLayerIn, layer});
     session.attach();
-    const at::Tensor logits = model.forward(batch, pass).logits;
+    const at::Tensor logits = model.forward(batch, pass).needed_logits();
     auto& here = inputs->passes.emplace_back();
     for (int layer = 0; layer < model.n_layers(); ++layer)
       here.push_back(session.captured({hooks::Site::kLayerIn, layer}));

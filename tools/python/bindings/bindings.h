@@ -89,8 +89,11 @@ class PlainTensors {
   c10::impl::ExcludeDispatchKeyGuard no_autocast_{c10::autocast_dispatch_keyset};
 };
 
-/// Throws Error(kInvalidArgument) at `where` for a sparse tensor, which the argument `name` may not be.
+/// Throws Error(kInvalidArgument) at `where` for a tensor that is sparse, complex or without numbers, which the
+/// argument `name` may not be.
 void require_dense(const at::Tensor& value, const std::string& where, const std::string& name);
+/// What torch.as_tensor makes of a value, where that has numbers. Throws as require_dense, and what Python throws.
+[[nodiscard]] at::Tensor dense_of(const py::object& value, const std::string& where);
 
 /// What Python has as inputs: a text, a list of texts, a list of ids, or a list of lists of ids.
 [[nodiscard]] models::Prompts prompts_of(const py::object& inputs);

@@ -193,6 +193,14 @@ std::function<bool(const ProgressUpdate&)> progress_of(const py::object& callabl
 
 void require_dense(const at::Tensor& value, const std::string& where, const std::string& name) {
   if (value.layout() != at::kStrided) refuse({where, "a sparse tensor", "a dense one", "give " + name + ".to_dense()"});
+  if (value.is_meta()) refuse({where, "a tensor on the meta device, which holds no numbers", "one with numbers", ""});
+  if (value.is_complex()) refuse({where, "complex numbers", "real ones", ""});
+}
+
+at::Tensor dense_of(const py::object& value, const std::string& where) {
+  const auto tensor = py::module_::import("torch").attr("as_tensor")(value).cast<at::Tensor>();
+  require_dense(tensor, where, "tensor");
+  return tensor;
 }
 
 }  // namespace emend::python

@@ -132,11 +132,13 @@ py::object edit(PySession& self, const py::object& facts, bool allow_conflicts) 
 // in them, what lies beside them with the model.
 class Applied {
  public:
-  Applied(std::shared_ptr<Model> model, const editors::EditPack& pack, bool force, const std::string& where)
+  Applied(std::shared_ptr<Model> model, const editors::EditPack& pack, editors::ApplyPackOptions options,
+          const std::string& where)
       : model_(std::move(model)), parts_(std::make_shared<Parts>(*model_)) {
     unlocked([&] {
       for (const auto& part : pack.runtime) parts_->beside.add(part, *model_, where);
-      parts_->changes.put_in(pack, {.force = force, .runtime_apart = true}, where);
+      options.runtime_apart = true;
+      parts_->changes.put_in(pack, options, where);
     });
     if (!pack.runtime.empty()) kept().insert(parts_);
   }
@@ -164,11 +166,13 @@ class Applied {
   std::shared_ptr<Parts> parts_;
 };
 
-std::unique_ptr<Applied> apply_pack(std::shared_ptr<Model> model, const py::object& pack, bool force) {
+std::unique_ptr<Applied> apply_pack(std::shared_ptr<Model> model, const py::object& pack, bool force,
+                                    const std::vector<std::string>& accept_base) {
+  const editors::ApplyPackOptions options{.force = force, .accepted_bases = accept_base};
   if (py::isinstance<editors::EditPack>(pack))
-    return std::make_unique<Applied>(std::move(model), pack.cast<const editors::EditPack&>(), force, "pack");
+    return std::make_unique<Applied>(std::move(model), pack.cast<const editors::EditPack&>(), options, "pack");
   const auto path = path_text(pack, "pack", "a Pack or the path of one");
-  return std::make_unique<Applied>(std::move(model), unlocked([&] { return editors::load_pack(path); }), force, path);
+  return std::make_unique<Applied>(std::move(model), unlocked([&] { return editors::load_pack(path); }), options, path);
 }
 
 size_t facts_in(const PySession& self) {
@@ -270,7 +274,8 @@ void bind_sessions(py::module_& module) {
   py::class_<PyRun>(module, "Run", collected<PyRun>(),
                     "A run that came to its end. Edits beside the weights are in force as long as it lives.")
       .def_property_readonly(
-          "results", [](const PyRun& self) { return to_python(self.run->results()); }, "results.json, as a dictionary")
+          "results", [](const PyRun& self) { return to_python(self.run->results()); },
+          "results.json, as a dictionary; peak_bytes are those of the process until now")
       .def_property_readonly(
           "summary", [](const PyRun& self) { return self.run->summary(); }, "the same for people")
       .def_property_readonly(
@@ -346,9 +351,11 @@ void bind_editing(py::module_& module) {
           "__enter__", [](Applied& self) -> Applied& { return self; }, py::return_value_policy::reference_internal)
       .def("__exit__", [](Applied& self, const py::object&, const py::object&, const py::object&) { self.revert(); });
   module.def("apply_pack", &apply_pack, py::arg("model").none(false), py::arg("pack"), py::arg("force") = false,
+             py::arg("accept_base") = std::vector<std::string>{},
              "Writes a pack (or the file of one) into the model it was made from; force=True into another one of the "
-             "same shape. What lies beside the weights (GRACE) is in force until revert() or the model's end; what "
-             "speaks through the prompt (IKE) acts by Applied.prefix alone.");
+             "same shape, accept_base into the same model in another form: the fingerprints of packs' bases to accept, "
+             "8 digits or more of each. What lies beside the weights (GRACE) is in force until revert() or the model's "
+             "end; what speaks through the prompt (IKE) acts by Applied.prefix alone.");
 }
 
 }  // namespace emend::python

@@ -130,7 +130,7 @@ static FactSet any_facts_of(const py::object& facts) {
   if (py::isinstance<py::str>(facts) || py::hasattr(facts, "__fspath__"))
     return load_facts(path_text(facts, "facts"), "auto", -1, 0);
   static const std::string expected = "a path, a FactSet, a Fact, a dict, or a list of Fact and dict";
-  if (!py::isinstance<py::iterable>(facts)) throw unexpected("facts", facts, expected);
+  if (PyBytes_Check(facts.ptr()) || !py::isinstance<py::iterable>(facts)) throw unexpected("facts", facts, expected);
   const py::list rows(facts);
   bool dicts = false;
   for (const auto& row : rows) {

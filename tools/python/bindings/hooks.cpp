@@ -68,7 +68,7 @@ hooks::HookFn hook_of(const Callable& function) {
     const py::object result = (*function)(value);
     if (result.is_none()) return at::Tensor();
     try {
-      return py::module_::import("torch").attr("as_tensor")(result).cast<at::Tensor>();
+      return dense_of(result, "what the function at a site gives back");
     } catch (const py::error_already_set&) {
       throw unexpected("what the function at a site gives back", result, "None or a tensor");
     }

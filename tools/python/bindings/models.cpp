@@ -93,7 +93,7 @@ models::ForwardResult forward(const Model& model, const py::object& inputs,
 
 at::Tensor logits(const Model& model, const py::object& inputs) {
   const auto batch = models::TokenBatch::from_rows(rows_of(model, prompts_of(inputs)));
-  return unlocked([&] { return batch.unpack(model.forward(batch).logits); });
+  return unlocked([&] { return batch.unpack(model.forward(batch).needed_logits()); });
 }
 
 std::vector<std::string> generate(const Model& model, const py::object& prompts, int64_t max_new_tokens,

@@ -17,7 +17,7 @@ using models::Trace;
 
 /// A change without its site: what Python calls a Patch.
 struct PyPatch {
-  py::object value;
+  std::vector<Callable> callables;  ///< its value, whatever that is: None after the collector took it
   bool add = false;
   std::optional<std::vector<int64_t>> tokens, heads;
 };
@@ -41,7 +41,7 @@ Patch from_trace(const SiteRef& site, const Trace& trace, const PyPatch& how, co
 
 at::Tensor number_or_tensor(const SiteRef& site, const py::object& value) {
   try {
-    return py::module_::import("torch").attr("as_tensor")(value).cast<at::Tensor>();
+    return dense_of(value, "patch at " + to_string(site));
   } catch (const py::error_already_set&) {
     throw unexpected("patch at " + to_string(site), value,
                      "a function, \"zero\", \"mean\", a tensor or number, a Trace, a Patch, or a list of these");
@@ -49,7 +49,7 @@ at::Tensor number_or_tensor(const SiteRef& site, const py::object& value) {
 }
 
 Patch patch_of(const SiteRef& site, const PyPatch& how, const TokenBatch& batch) {
-  const py::object& value = how.value;
+  const py::object& value = *how.callables.front();
   if (py::isinstance<PyTrace>(value)) return from_trace(site, value.cast<const PyTrace&>().trace, how, batch);
   // Tensors can be called for other reasons than being functions.
   const bool is_function = PyCallable_Check(value.ptr()) != 0 && !THPVariable_Check(value.ptr());
@@ -73,7 +73,8 @@ void append_patches(std::vector<Patch>& patches, const SiteRef& site, const py::
     for (const auto& each : value) append_patches(patches, site, py::reinterpret_borrow<py::object>(each), batch);
     return;
   }
-  const PyPatch given = py::isinstance<PyPatch>(value) ? value.cast<const PyPatch&>() : PyPatch{value, false, {}, {}};
+  const PyPatch given =
+      py::isinstance<PyPatch>(value) ? value.cast<const PyPatch&>() : PyPatch{{callable_of(value)}, false, {}, {}};
   Patch patch = patch_of(site, given, batch);
   if (given.tokens) patch = patch.tokens(*given.tokens);
   if (given.heads) patch = patch.heads(*given.heads);
@@ -158,10 +159,11 @@ void bind_model_methods(py::module_& module) {
 }  // namespace
 
 void bind_traces(py::module_& module) {
-  py::class_<PyPatch>(module, "Patch", "A change at a site of some tokens or heads, for Model.trace(edit=…).")
+  py::class_<PyPatch>(module, "Patch", collected<PyPatch>(),
+                      "A change at a site of some tokens or heads, for Model.trace(edit=…).")
       .def(py::init([](const py::object& value, const std::optional<std::vector<int64_t>>& tokens,
                        const std::optional<std::vector<int64_t>>& heads, bool add) {
-             return PyPatch{value, add, tokens, heads};
+             return PyPatch{{callable_of(value)}, add, tokens, heads};
            }),
            py::arg("value"), py::kw_only(), py::arg("tokens") = py::none(), py::arg("heads") = py::none(),
            py::arg("add") = false,

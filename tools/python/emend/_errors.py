@@ -1,6 +1,7 @@
 """The one exception that emend raises on purpose, and what a call with the wrong arguments is told."""
 import difflib
 import functools
+import operator
 import re
 
 
@@ -22,19 +23,27 @@ class ArgumentError(Error, TypeError):
     """A TypeError too, as Python has it for calls."""
 
 
+def _whole(value):
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return True
+
+
 def _plain(value):
     return isinstance(value, (list, tuple)) or hasattr(value, "tolist")
 
 
 # What the binding calls a type, in our words, and whether a value is one.
-_KINDS = [(r"(?:typing\.)?(?:SupportsInt|SupportsIndex)|int", "a whole number", lambda value: hasattr(value, "__index__")),
+_KINDS = [(r"(?:typing\.)?(?:SupportsInt|SupportsIndex)|int", "a whole number", _whole),
           (r"(?:typing\.)?SupportsFloat|float", "a number", lambda value: hasattr(value, "__float__")),
           (r"bool", "True or False", lambda value: isinstance(value, bool)),
           (r"str", "a text", lambda value: isinstance(value, str)),
           (r".*PathLike.*", "a path", lambda value: isinstance(value, str) or hasattr(value, "__fspath__")),
           (r".*(?:Sequence|[Ll]ist)\[str\]", "a list of texts", lambda value: _plain(value) and all(isinstance(each, str) for each in value)),
           (r".*(?:Sequence|[Ll]ist)\[.*(?:int|SupportsInt|SupportsIndex).*\]", "a list of whole numbers",
-           lambda value: _plain(value) and all(hasattr(each, "__index__") for each in value)),
+           lambda value: _plain(value) and all(map(_whole, value))),
           (r".*[Cc]allable.*", "a function", callable),
           (r"dict.*", "a dict", lambda value: isinstance(value, dict)),
           (r"torch\.Tensor", "a torch.Tensor", lambda value: type(value).__name__ in ("Tensor", "Parameter")),
@@ -132,9 +141,26 @@ def _explanation(where, arguments, given, named, others=False):
     return told(", ".join(f"{name} is {_shown(value)}" for name, value in numbers.items()), "values within their range")
 
 
+def _cut(value):
+    """Whether the binding would take a number and leave out what is behind its point: it refuses Python's floats alone."""
+    if isinstance(value, (list, tuple)) or (hasattr(value, "tolist") and getattr(value, "ndim", 0) > 0):
+        return any(map(_cut, value))
+    return hasattr(value, "__int__") and not isinstance(value, float) and not _whole(value)
+
+
 def _explained(function, where, method):
+    first = (function.__doc__ or "").split("\n")[0]
+    whole = {}  # places of arguments that are whole numbers, or lists of them; None by name only
+    if "(" in first and "(*args, **kwargs)" not in first:
+        for place, (name, kind, _, by_name) in enumerate(_arguments(first)):
+            if re.fullmatch(r"(?:[\w.]*Sequence\[)?(?:typing\.)?Supports(?:Int|Index)\]?(?: \| None)?", kind):
+                whole[name] = None if by_name else place
+
     @functools.wraps(function)
     def call(*given, **named):
+        for name, place in whole.items():
+            if _cut(named.get(name) if place is None or place >= len(given) else given[place]):
+                raise _explanation(where, _arguments(first)[method:], given[method:], named)
         try:
             return function(*given, **named)
         except TypeError as error:
