@@ -15,6 +15,8 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "support/sanitizer.h"
+
 namespace emend::models {
 namespace loading_memory_test {
 
@@ -22,16 +24,8 @@ namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
 constexpr int64_t kMiB = 1 << 20;
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define EMEND_ADDRESS_SANITIZER  // what it keeps of freed blocks counts as well
-#endif
-#endif
-#ifdef EMEND_ADDRESS_SANITIZER
-constexpr int64_t kSlack = 256 * kMiB;
-#else
-constexpr int64_t kSlack = 64 * kMiB;  // allocator, tables of names, the sampling thread
-#endif
+// Allocator, tables of names, the sampling thread; freed blocks that the sanitizer keeps.
+constexpr int64_t kSlack = (testing::kAddressSanitizer ? 256 : 64) * kMiB;
 
 // "RssAnon:   123 kB" of /proc/self/status or "MemAvailable" of /proc/meminfo, in bytes.
 int64_t proc_bytes(const char* file, const std::string& key) {

@@ -11,23 +11,18 @@
 #include <utility>
 #include <vector>
 
+#include "support/sanitizer.h"
+
 namespace emend {
 namespace host_memory_test {
-
-#if defined(__SANITIZE_ADDRESS__)
-constexpr bool kMallocReplaced = true;
-#elif defined(__has_feature)
-constexpr bool kMallocReplaced = __has_feature(address_sanitizer);
-#else
-constexpr bool kMallocReplaced = false;
-#endif
 
 // The allocator is the process's: other tests get theirs back.
 class HostMemory : public ::testing::Test {
  protected:
   HostMemory() { devices::reuse_host_memory(); }
   void SetUp() override {
-    if (kMallocReplaced) GTEST_SKIP() << "the address sanitizer's malloc keeps what is freed, and ends the process";
+    if (testing::kAddressSanitizer)
+      GTEST_SKIP() << "the address sanitizer's malloc keeps what is freed, and ends the process";
   }
   ~HostMemory() override { c10::SetCPUAllocator(before_); }
 
