@@ -27,7 +27,6 @@ struct ProgressState {
   std::chrono::steady_clock::time_point begin{};  // of the first report of this phase, when `first` was done
   double first = 0, done = 0;
   std::string phase;
-  bool open_line = false;
 };
 
 std::string remaining_text(const ProgressState& state, const ProgressUpdate& update) {

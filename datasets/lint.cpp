@@ -119,7 +119,7 @@ void check_blanks(Report& report, const Fact& fact) {
                  [member](Fact& f) { f.*member = tidy(f.*member); });
     else if (tidy(text) != text)
       report.add(Severity::kWarning, "whitespace",
-                 std::string(name) + " \"" + shorten(printable(text, false), 50) +
+                 std::string(name) + " \"" + shorten(text, 50) +
                      "\" has blanks at its ends, repeated or wide blanks, line breaks or no-break spaces; use single "
                      "spaces",
                  [member](Fact& f) { f.*member = tidy(f.*member); });
@@ -133,7 +133,7 @@ void check_blanks(Report& report, const Fact& fact) {
   each_text(fact, [&](const char* what, const std::string& text) {
     const bool edited = &text == &fact.prompt || &text == &fact.subject || &text == &fact.target_new;
     if (edited || text.empty() || (space_at(text, 0) == 0 && !ends_in_space(text))) return;
-    if (others++ == 0) first = what + (" \"" + shorten(printable(text, false), 50) + "\"");
+    if (others++ == 0) first = what + (" \"" + shorten(text, 50) + "\"");
   });
   if (others > 0)
     report.add(Severity::kWarning, "whitespace",
@@ -375,6 +375,7 @@ std::vector<Finding> lint_facts(const FactSet& facts, const std::vector<LintChec
   check_shared_keys(facts, findings);
   for (const LintCheck& check : more)
     for (Finding& finding : check(facts)) findings.push_back(std::move(finding));
+  for (Finding& finding : findings) finding.text = printable(finding.text, false);  // it quotes the facts, on one line
   std::ranges::stable_sort(findings, {}, [](const Finding& one) { return std::pair(line_of(one), one.severity); });
   return findings;
 }

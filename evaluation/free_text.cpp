@@ -52,9 +52,11 @@ bool is_digit(std::string_view text, size_t at) {
   return at < text.size() && std::isdigit(static_cast<unsigned char>(text[at])) != 0;
 }
 
-// A dot that ends a sentence, or stands before the digits of "3.14": the next token tells.
+// A dot that ends a sentence, or stands before the digits of "3.14", of any script: the next token tells.
 bool may_be_decimal(std::string_view text) {
-  return text.size() > 1 && text.ends_with('.') && is_digit(text, text.size() - 2);
+  if (!text.ends_with('.')) return false;
+  const std::string end = detail::plain_letters(text.substr(text.size() - std::min<size_t>(text.size(), 5)));
+  return end.size() > 1 && is_digit(end, end.size() - 2);
 }
 
 // Letters and digits right before `at`, in characters.

@@ -75,14 +75,13 @@ Changes::~Changes() {
 // The same for a pack in memory and for its file.
 static std::string identity(const editors::EditPack& pack) {
   Sha256 hash;
-  const std::string text = editors::describe_edit(pack);
-  hash.update(text.data(), text.size());
   const auto add_text = [&hash](const std::string& text) { hash.update(text.c_str(), text.size() + 1); };
   const auto add = [&hash](const at::Tensor& tensor) {
     if (!tensor.defined()) return;
     const at::Tensor host = devices::to_host(tensor.detach()).to(at::kDouble).contiguous();
     hash.update(host.const_data_ptr(), host.nbytes());
   };
+  add_text(editors::describe_edit(pack));
   for (const auto& delta : pack.deltas)
     for (const auto* part : {&delta.left_DR, &delta.right_FR, &delta.dense_DF}) add(*part);
   for (const auto& part : pack.runtime) {

@@ -24,6 +24,7 @@ std::multiset<std::string> found(const std::vector<nlohmann::json>& rows) {
   std::multiset<std::string> result;
   for (const Finding& finding : lint_facts(facts(rows))) {
     EXPECT_FALSE(finding.text.empty());
+    EXPECT_EQ(finding.text.find('\n'), finding.text.npos) << "on one line: " << finding.text;
     result.insert(finding.check + "@" + finding.where.substr(finding.where.rfind(':') + 1));
   }
   return result;

@@ -22,7 +22,8 @@ class HostMemory : public ::testing::Test {
   HostMemory() { devices::reuse_host_memory(); }
   void SetUp() override {
     if (testing::kAddressSanitizer)
-      GTEST_SKIP() << "the address sanitizer's malloc keeps what is freed, and ends the process";
+      GTEST_SKIP()
+          << "the address sanitizer's malloc keeps what is freed, and ends the process; they run in every other build";
   }
   ~HostMemory() override { c10::SetCPUAllocator(before_); }
 

@@ -83,6 +83,15 @@ def _arguments(signature):
     return arguments
 
 
+def _places(arguments):
+    """The names of the arguments that can be given by position."""
+    return [name for name, _, _, by_name in arguments if not by_name]
+
+
+def _by_name(arguments, given, named):
+    return {**dict(zip(_places(arguments), given)), **named}
+
+
 def _as_lists(arguments, given, named):
     """The arguments with plain lists where lists of whole numbers are taken and tensors or arrays were given, and
     whether there were any."""
@@ -95,7 +104,7 @@ def _as_lists(arguments, given, named):
         changed.append(name)
         return value.tolist()
 
-    places = [name for name, _, _, by_name in arguments if not by_name]
+    places = _places(arguments)
     return (*map(plain, places, given), *given[len(places):]), {name: plain(name, value) for name, value in named.items()}, changed
 
 
@@ -121,11 +130,11 @@ def _explanation(where, arguments, given, named, others=False):
         if name not in names and not others:
             close = difflib.get_close_matches(name, names, 1)
             return told(f'no argument "{name}"', ", ".join(names) or "none", f'did you mean "{close[0]}"?' if close else "")
-    places = [name for name, _, _, by_name in arguments if not by_name]
+    places = _places(arguments)
     if len(given) > len(places):
         return told(f"{len(given)} arguments by position", f"at most {len(places)}" + (f" ({', '.join(places)})" if places else ""),
                     "give the others by name")
-    values = {**dict(zip(places, given)), **named}
+    values = _by_name(arguments, given, named)
     for name, kind, optional, _ in arguments:
         words, fits = _kind(kind) or (name, None)
         if name not in values and not optional:
@@ -149,32 +158,33 @@ def _cut(value):
 
 
 def _explained(function, where, method):
-    first = (function.__doc__ or "").split("\n")[0]
-    whole = {}  # places of arguments that are whole numbers, or lists of them; None by name only
-    if "(" in first and "(*args, **kwargs)" not in first:
-        for place, (name, kind, _, by_name) in enumerate(_arguments(first)):
-            if re.fullmatch(r"(?:[\w.]*Sequence\[)?(?:typing\.)?Supports(?:Int|Index)\]?(?: \| None)?", kind):
-                whole[name] = None if by_name else place
+    @functools.cache  # read when it is first called
+    def told():
+        """Its arguments, the names of those that hold whole numbers, and whether it takes others by name."""
+        signature = function.__doc__.split("\n")[0]
+        several = "(*args, **kwargs)" in signature  # forms, of which one may take what the first does not
+        if several:
+            signature = re.search(r"1\. (.*)", function.__doc__)[1]
+        arguments = _arguments(signature)[method:]
+        whole = [] if several else [name for name, kind, *_ in arguments if "whole number" in (_kind(kind) or [""])[0]]
+        return arguments, whole, "**kwargs" in signature
 
     @functools.wraps(function)
     def call(*given, **named):
-        for name, place in whole.items():
-            if _cut(named.get(name) if place is None or place >= len(given) else given[place]):
-                raise _explanation(where, _arguments(first)[method:], given[method:], named)
+        arguments, whole, others = told()
+        values = _by_name(arguments, given[method:], named)
+        if any(_cut(values[name]) for name in whole if name in values):
+            raise _explanation(where, arguments, given[method:], named)
         try:
             return function(*given, **named)
         except TypeError as error:
             own = error.__traceback__.tb_next is None  # not of a function of the caller's that was called meanwhile
             if not own or not re.search(r"incompatible (function|constructor) arguments", str(error)):
                 raise
-        signature = function.__doc__.split("\n")[0]
-        if "(*args, **kwargs)" in signature:  # several forms
-            signature = re.search(r"1\. (.*)", function.__doc__)[1]
-        arguments = _arguments(signature)[method:]
         plain, by_name, changed = _as_lists(arguments, given[method:], named)
         if changed:
             return call(*given[:method], *plain, **by_name)
-        raise _explanation(where, arguments, given[method:], named, "**kwargs" in signature)
+        raise _explanation(where, arguments, given[method:], named, others)
     return call
 
 
