@@ -81,7 +81,7 @@ TensorInfo parse_tensor(const std::filesystem::path& path, const std::string& na
   if (known == kDtypes.end())
     throw Error(ErrorClass::kUnsupported,
                 {path.string(), "tensor \"" + name + "\" has dtype " + dtype->dump(),
-                 "F64, F32, F16, BF16 or an integer type", "convert the checkpoint to one of these"});
+                 "F64, F32, F16, BF16, U8 or a signed integer type", "convert the checkpoint to one of these"});
   info.dtype = known->dtype;
   if (shape->size() > 16)
     corrupt(path, "tensor \"" + name + "\" has " + std::to_string(shape->size()) + " dimensions", "at most 16");

@@ -143,6 +143,23 @@ bool says_nothing(std::string_view text) {
   return true;
 }
 
+char32_t point_at(std::string_view text, size_t at) noexcept {
+  while (at > 0 && (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80) --at;
+  return character_at(text, at).code.value_or(0);
+}
+
+bool spaceless(std::string_view text, size_t at) noexcept {
+  const char32_t point = point_at(text, at);
+  const auto in = [&](char32_t first, char32_t last) { return point >= first && point <= last; };
+  return in(0x0E00, 0x0EFF) || in(0x1000, 0x109F) || in(0x1780, 0x17FF) || in(0x2E80, 0x9FFF) || in(0xF900, 0xFAFF) ||
+         in(0x20000, 0x3FFFF);
+}
+
+bool in_spaced_word(std::string_view text, size_t at) noexcept {
+  const auto kind = utf8proc_category(static_cast<utf8proc_int32_t>(point_at(text, at)));
+  return kind >= UTF8PROC_CATEGORY_LU && kind <= UTF8PROC_CATEGORY_NO && !spaceless(text, at);
+}
+
 size_t incomplete_tail(std::string_view bytes) noexcept {
   for (size_t tail = 1; tail <= 3 && tail <= bytes.size(); ++tail) {
     const auto lead = static_cast<unsigned char>(bytes[bytes.size() - tail]);

@@ -34,6 +34,13 @@ namespace emend {
 /// Nothing but white space and invisible characters, of any script.
 [[nodiscard]] bool says_nothing(std::string_view text);
 
+/// The character that holds byte `at` of a text, which must be in it; 0 where it is none.
+[[nodiscard]] char32_t point_at(std::string_view text, size_t at) noexcept;
+/// It is of a script that writes words without spaces (Chinese, Japanese, Thai, …).
+[[nodiscard]] bool spaceless(std::string_view text, size_t at) noexcept;
+/// It belongs to a word that spaces set apart from others: a letter, mark or digit of any other script.
+[[nodiscard]] bool in_spaced_word(std::string_view text, size_t at) noexcept;
+
 /// What some programs write in front of a text.
 inline constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
 

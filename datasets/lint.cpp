@@ -71,16 +71,13 @@ size_t word_count(std::string_view text) {
   return words;
 }
 
-/// `word` in `text` with no letter or digit on either side (ASCII; other characters count as letters).
+/// `word` in `text` and no part of a longer word of a script that sets words apart.
 bool contains_word(std::string_view text, std::string_view word) {
-  const auto letter = [](char c) {
-    return std::isalnum(static_cast<unsigned char>(c)) || static_cast<unsigned char>(c) >= 0x80;
+  const auto inside = [&](size_t at) {
+    return at > 0 && at < text.size() && in_spaced_word(text, at - 1) && in_spaced_word(text, at);
   };
-  for (size_t at = 0; !word.empty() && (at = text.find(word, at)) != std::string_view::npos; ++at) {
-    const bool left = at == 0 || !letter(text[at - 1]);
-    const bool right = at + word.size() >= text.size() || !letter(text[at + word.size()]);
-    if (left && right) return true;
-  }
+  for (size_t at = 0; !word.empty() && (at = text.find(word, at)) != std::string_view::npos; ++at)
+    if (!inside(at) && !inside(at + word.size())) return true;
   return false;
 }
 
@@ -151,10 +148,9 @@ void check_slot(Report& report, const Fact& fact) {
     report.add(
         Severity::kWarning, "prompt-is-subject",
         "the prompt is nothing but the subject; say which of its properties changes, such as \"{} is located in\"");
-  const char before = slot > 0 ? fact.prompt[slot - 1] : ' ';
-  const char behind = slot + 2 < fact.prompt.size() ? fact.prompt[slot + 2] : ' ';
-  const auto glues = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0; };
-  if (glues(before) || glues(behind))
+  const bool before = slot > 0 && in_spaced_word(fact.prompt, slot - 1);
+  const bool behind = slot + 2 < fact.prompt.size() && in_spaced_word(fact.prompt, slot + 2);
+  if (before || behind)
     report.add(Severity::kWarning, "subject-glued",
                "a letter touches {} in \"" + shorten(fact.prompt, 60) +
                    "\" and may share a token with the subject; put a space between");
@@ -164,7 +160,8 @@ void check_target(Report& report, const Fact& fact) {
   const std::string target = plain(fact.target_new);
   if (target == plain(fact.subject))
     report.add(Severity::kWarning, "target-is-subject", "target_new is the subject itself; check the row");
-  if (target.size() > 2 && contains_word(plain(with_subject(fact.prompt, "\n")), target))
+  const size_t shortest = !target.empty() && spaceless(target, 0) ? 4 : 3;  // in bytes: one character says little
+  if (target.size() >= shortest && contains_word(plain(with_subject(fact.prompt, "\n")), target))
     report.add(
         Severity::kWarning, "target-in-prompt",
         "the prompt already says \"" + shorten(fact.target_new, 40) + "\", so a model can copy it; reword the prompt");
@@ -263,13 +260,14 @@ void check_conflicts(const FactSet& set, std::vector<Finding>& findings) {
     } else if (same_answer) {
       findings.push_back(about(set, i, Severity::kNote, "same-relation",
                                both + " as at " + earlier.where() + ", with the same answer in other words"));
-    } else if (by_design.contains(i)) {
+    } else if (by_design.contains(i) && group_of[i] == group_of[first]) {
       findings.push_back(about(set, i, Severity::kNote, "contradiction",
                                both + " as at " + earlier.where() +
                                    " with another answer, as this data set intends; edit one after the other (" +
                                    setting("batch_size", "1") + ")"));
     } else {
-      findings.push_back(about(set, i, new_question ? Severity::kWarning : Severity::kError, "contradiction",
+      findings.push_back(about(set, i, new_question || by_design.contains(i) ? Severity::kWarning : Severity::kError,
+                               "contradiction",
                                both + " as at " + earlier.where() + " but \"" + shorten(fact.target_new, 40) +
                                    "\" instead of \"" + shorten(earlier.target_new, 40) + "\"; keep one"));
     }
@@ -421,12 +419,13 @@ const std::vector<LintInfo>& lint_checks() {
   static const std::vector<LintInfo> checks = {
       {"blank-target", "warning: a row without a target, which is left out"},
       {"unusable-row", "error: the row is not a fact (subject absent or repeated, wrong type, too long, …)"},
-      {"no-facts", "error: there is no usable fact, nor a row that is reported"},
+      {"no-facts", "error: there is no usable fact, nor an unusable row that is reported"},
       {"unread-key", "warning: a key is probably a slip of another; note: a key that means nothing in the format"},
       {"repeated-case-id", "note: an earlier row has this case_id, so results give the fact another"},
       {"target-list", "warning: target_new is a list, of which the first is edited in, or the text of one"},
       {"contradiction",
-       "error: the same prompt with another answer; warning: the same subject and relation_id with another answer"},
+       "error: the same prompt with another answer; warning: the same subject and relation_id with another answer; "
+       "note: where the data set intends it"},
       {"duplicate",
        "warning: the same request twice, unless in groups that share it; fixable if the second adds nothing"},
       {"same-relation", "note: the same subject, relation and answer in other words"},

@@ -121,6 +121,16 @@ int64_t cgroup_number(const char* file) {
   return in >> value ? value : -1;
 }
 
+/// Of the control group: pages of files that the kernel takes back when memory is asked for.
+int64_t reclaimable_bytes() {
+  std::ifstream in("/sys/fs/cgroup/memory.stat");
+  std::string name;
+  int64_t value = 0, sum = 0;
+  while (in >> name >> value)
+    if (name == "inactive_file" || name == "active_file") sum += value;
+  return sum;
+}
+
 /// Containers may have less memory than the machine: the control group's limit counts too.
 DeviceInfo cpu_info() {
   DeviceInfo info{c10::Device(c10::kCPU), "CPU", "", 0, 0};
@@ -135,7 +145,7 @@ DeviceInfo cpu_info() {
   const int64_t limit = cgroup_number("/sys/fs/cgroup/memory.max");
   if (limit > 0 && limit < info.total_bytes) {
     info.total_bytes = limit;
-    const int64_t used = std::max<int64_t>(cgroup_number("/sys/fs/cgroup/memory.current"), 0);
+    const int64_t used = std::max<int64_t>(cgroup_number("/sys/fs/cgroup/memory.current") - reclaimable_bytes(), 0);
     info.free_bytes = std::min(info.free_bytes, std::max<int64_t>(limit - used, 0));
   }
   return info;

@@ -37,7 +37,7 @@ struct GuardReading {
 
 class CollapseGuard {
  public:
-  /// Keeps the next-token distributions of `unedited` on probe_prompts(): [12, V] float32 on the host.
+  /// Keeps the next-token distributions of `unedited` on probe_prompts(): [32, V] float32 on the host.
   CollapseGuard(const models::Model& unedited, GuardLimits limits);
 
   /// The figures of `model` after a batch. `relative_update` is the largest ‖ΔW‖/‖W‖ of its weights, `condition` the

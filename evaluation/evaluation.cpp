@@ -374,6 +374,7 @@ std::vector<Continuation> continue_facts(const models::Model& model, const std::
   for (size_t i = 0; i < facts.size(); ++i) {
     std::string text = std::move(texts[i].text);
     while (text.ends_with("\uFFFD")) text.resize(text.size() - 3);  // of a character that was cut
+    if (std::ssize(texts[i].ids) >= free.max_tokens) text += text.ends_with(' ') ? "…" : " …";
     all.push_back({prompts[i], std::move(text), efficacies[i].probability});
   }
   return all;

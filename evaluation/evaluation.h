@@ -207,8 +207,8 @@ struct Efficacy {
                                                       const ScoreOptions& options = {});
 
 /// Greedy continuations (of `new_tokens`, and no fewer than the longest answer and four) and target probabilities of
-/// the facts' own prompts, for people to read. `before`: of the same facts by the unedited model, from the first on, or
-/// none; they save time and change nothing.
+/// the facts' own prompts, for people to read; "…" ends one that is cut there. `before`: of the same facts by the
+/// unedited model, from the first on, or none; they save time and change nothing.
 struct Continuation {
   std::string prompt, text;
   double probability = 0;  ///< of the whole target: the product over its tokens

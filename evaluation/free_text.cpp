@@ -1,4 +1,5 @@
 #include <emend/core/packed.h>
+#include <emend/core/utf8.h>
 #include <emend/evaluation/detail/letters.h>
 #include <emend/evaluation/detail/scoring.h>
 #include <emend/evaluation/detail/values.h>
@@ -31,15 +32,6 @@ bool is_word(unsigned char c) {
 }
 bool is_space(unsigned char c) {
   return std::isspace(c);
-}
-
-// Decoded as a whole, because some tokenizers drop the space in front of a text's first word.
-std::string behind(const models::Tokenizer& tokenizer, const Ids& prompt, const Ids& continued) {
-  Ids whole = prompt;
-  whole.insert(whole.end(), continued.begin(), continued.end());
-  std::string text = tokenizer.decode(whole, /*skip_special=*/true);
-  const std::string front = tokenizer.decode(prompt, /*skip_special=*/true);
-  return text.starts_with(front) ? text.substr(front.size()) : text;
 }
 
 std::string_view without_article(std::string_view words) {
@@ -91,8 +83,7 @@ bool joins(std::string_view text, size_t at) {
 
 bool ends_word(std::string_view text, size_t at) {
   if (at < text.size() && at > 0 && (joins(text, at) || detail::goes_on(text, at))) return false;
-  return at >= text.size() || !is_word(text[at]) || detail::spaceless(text, at) ||
-         (at > 0 && detail::spaceless(text, at - 1));
+  return at >= text.size() || !is_word(text[at]) || spaceless(text, at) || (at > 0 && spaceless(text, at - 1));
 }
 
 // Marks that belong to the word behind them: "-100", "+32", ".5", ".NET", "$5", "#1", "@anna", "<5".
@@ -177,7 +168,7 @@ std::vector<FreeText> continue_rows(const models::Model& model, const std::vecto
       const auto row = static_cast<size_t>(r);
       auto& own = chosen[row];
       own.push_back(id);
-      const std::string text = behind(tokenizer, {ids[row].back()}, own);
+      const std::string text = tokenizer.decode_more(own, true);
       if (std::ranges::any_of(names(row), [&](const auto& name) { return begins_name(text, name); })) return false;
       if (may_be_decimal(text) && std::ssize(own) < options.max_tokens) return false;
       return std::ssize(own) >= options.max_tokens || (options.whole_sentence && sentence_ended(text, names(row)));
@@ -188,10 +179,10 @@ std::vector<FreeText> continue_rows(const models::Model& model, const std::vecto
   auto continued = models::generate_together(model, ids, generate, std::move(drafts));
   std::vector<FreeText> texts;
   for (size_t r = 0; r < rows.size(); ++r) {
-    std::string text = behind(tokenizer, ids[r], continued[r]);
+    std::string text = tokenizer.decode_more(continued[r], true);
     if (Ids& own = continued[r]; options.whole_sentence && own.size() > 1) {
       const Ids fewer(own.begin(), own.end() - 1);
-      std::string before = behind(tokenizer, ids[r], fewer);
+      std::string before = tokenizer.decode_more(fewer, true);
       if (may_be_decimal(before) && before.size() < text.size() && is_space(text[before.size()])) {  // it was the end
         text = std::move(before);
         own = fewer;

@@ -427,11 +427,14 @@ int64_t write_case_files(const std::filesystem::path& folder, const RunReport& r
                                                  "a writable place", "check the path"});
   json ids = json::array();
   for (const auto& line : run.cases) ids.push_back(detail::member(line, {"case_id"}));
-  const std::string edits = std::to_string(run.cases.size());
+  const bool alone = detail::text(run.results, "protocol") == "single" &&  // each edited into the unedited model
+                     detail::number(run.results, "batches").value_or(0) >= static_cast<double>(ids.size());
+  const size_t together = alone ? 1 : ids.size();
+  const std::string edits = std::to_string(together);
   int64_t written = 0;
   for (const auto& line : run.cases) {
-    json out = {
-        {"case_id", detail::member(line, {"case_id"})}, {"grouped_case_ids", ids}, {"num_edits", run.cases.size()}};
+    const json id = detail::member(line, {"case_id"});
+    json out = {{"case_id", id}, {"grouped_case_ids", alone ? json::array({id}) : ids}, {"num_edits", together}};
     const auto target = [&](const char* key) -> json {
       const json& value = detail::member(line, {key});
       return value.is_string() ? json{{"str", value}} : value;
@@ -457,10 +460,10 @@ int64_t write_case_files(const std::filesystem::path& folder, const RunReport& r
       }
       if (values = known(std::move(values)); !values.empty()) out[when] = std::move(values);
     }
-    std::string id = detail::text(line, "case_id", std::to_string(written));
-    for (char& c : id)
+    std::string name = detail::text(line, "case_id", std::to_string(written));
+    for (char& c : name)
       if (c == '/' || c == '\\' || c == '\0') c = '_';  // a case id never leads out of the folder
-    write_file(folder / (edits + "_edits-case_" + id + ".json"),
+    write_file(folder / (edits + "_edits-case_" + name + ".json"),
                out.dump(1, ' ', false, json::error_handler_t::replace) + "\n");
     ++written;
   }

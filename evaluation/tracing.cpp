@@ -114,7 +114,7 @@ void FactTracer::run_clean() {
       clean_[kind].push_back(session.captured({detail::trace_site(kind), l}));
   session.finish();
   trace_.answer = devices::to_host(logits.argmax(-1), devices::Purpose::kHost).item<int64_t>();
-  trace_.answer_text = model_.tokenizer().decode(std::vector<int64_t>{trace_.answer});
+  trace_.answer_text = model_.tokenizer().decode_more(std::vector{trace_.answer});
   trace_.clean = detail::answer_probabilities(logits, trace_.answer)[0];
 }
 

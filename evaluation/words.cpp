@@ -277,12 +277,6 @@ std::string plain_letters(std::string_view text) {
   return plain;
 }
 
-// The character that holds byte `at`.
-static char32_t point_at(std::string_view text, size_t at) {
-  while (at > 0 && (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80) --at;
-  return character_at(text, at).code.value_or(0);
-}
-
 bool goes_on(std::string_view text, size_t at) {
   const auto katakana = [](char32_t point) { return point >= 0x30A1 && point <= 0x30FF && point != 0x30FB; };
   const char32_t point = point_at(text, at);
@@ -299,13 +293,6 @@ bool is_question(std::string_view text) {
   while (!text.empty() && std::isspace(static_cast<unsigned char>(text.back()))) text.remove_suffix(1);
   return std::ranges::any_of(std::array<std::string_view, 4>{"?", "？", "؟", "\u037E"},
                              [&](std::string_view mark) { return text.ends_with(mark); });
-}
-
-bool spaceless(std::string_view text, size_t at) {
-  const char32_t point = point_at(text, at);
-  const auto in = [&](char32_t first, char32_t last) { return point >= first && point <= last; };
-  return in(0x0E00, 0x0EFF) || in(0x1000, 0x109F) || in(0x1780, 0x17FF) || in(0x2E80, 0x9FFF) || in(0xF900, 0xFAFF) ||
-         in(0x20000, 0x3FFFF);
 }
 }  // namespace detail
 

@@ -65,15 +65,6 @@ void read_tokens(const ConfigReader& reader, ModelConfig& config) {
   }
 }
 
-void refuse_quantised(const ConfigReader& reader) {
-  const Json* quantised = reader.find({"quantization_config"});
-  const Json* bits = reader.find({"quantization_bit"});
-  if (quantised || (bits && bits->is_number() && bits->get<double>() != 0))
-    reader.unsupported(quantised ? "quantization_config" : "quantization_bit", "the weights are quantised",
-                       "float32, float16 or bfloat16 weights, or a GGUF file",
-                       "use the unquantised checkpoint, or a GGUF conversion of it");
-}
-
 // Families that decide the number in `refine` do not declare the key.
 std::string kv_heads_key(const ConfigReader& reader, const ConfigKeys& keys) {
   for (const char* known : {"multi_query_group_num", "num_kv_heads", "n_head_kv"})
@@ -114,13 +105,22 @@ bool ModelConfig::long_text_is_noise() const noexcept {
   return positions == Positions::kRotary && !rotary_depends_on_length();
 }
 
+void refuse_quantised(const Json& config, const std::string& file) {
+  if (!config.is_object()) return;
+  const ConfigReader reader(config, file);
+  for (const char* key : {"quantization_config", "quantization", "quantization_bit"})
+    if (const Json* given = reader.find({key}); given && (!given->is_number() || given->get<double>() != 0))
+      reader.unsupported(key, "the weights are quantised", "float32, float16 or bfloat16 weights, or a GGUF file",
+                         "use the unquantised checkpoint, or a GGUF conversion of it");
+}
+
 ModelConfig parse_config(const Json& json, const std::string& file) {
   return parse_config(json, file, family_of(json, file));
 }
 
 ModelConfig parse_config(const Json& json, const std::string& file, const FamilySpec& family) {
+  refuse_quantised(json, file);
   const ConfigReader outer(json, file);
-  refuse_quantised(outer);
   // Multimodal checkpoints keep the language model's settings in an object of their own.
   Json nested;
   if (outer.has("text_config") && !family.nested_defaults.empty()) {

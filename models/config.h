@@ -148,6 +148,9 @@ struct ModelConfig {
 /// The same for a family that is not in families.def.
 [[nodiscard]] ModelConfig parse_config(const nlohmann::json& config, const std::string& file, const FamilySpec& family);
 
+/// Throws Error(kUnsupported) if it says that the weights are quantised.
+void refuse_quantised(const nlohmann::json& config, const std::string& file);
+
 /// Everything that decides the arithmetic, however config.json spelled it; for fingerprints.
 [[nodiscard]] nlohmann::json arithmetic(const ModelConfig& config);
 

@@ -175,7 +175,10 @@ devices::ModuleNames device_module_names(const FamilySpec& family, const ModelCo
   names.position.clear();
   if (!modules.position.empty()) names.position = {modules.position};
   names.layer = [tmp = modules.layer](int64_t l) { return replaced(tmp, "{}", std::to_string(l)); };
-  names.final_norm = {modules.ln_f};
+  names.final_norm.clear();
+  if (config.final_norm) names.final_norm.push_back(modules.ln_f);
+  for (const char* table : {"rotary_emb", "rotary_emb_local", "rotary_pos_emb", "drop", "emb_dropout", "embed_dropout"})
+    names.ignored.push_back(family.base_prefix + table);
   names.head = {modules.lm_head};
   for (const ExpectedTensor& tensor : expected_tensors(family, config)) {
     const std::string module = tensor.name.substr(0, tensor.name.rfind('.'));

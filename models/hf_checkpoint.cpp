@@ -85,13 +85,18 @@ void refuse_links_that_leave(const fs::path& folder) {
   if (pickle)
     throw Error(ErrorClass::kUnsupported,
                 {folder.string(), "only pickle weight files (.bin, .pt), which can run code when opened", expected,
-                 "convert once in Python: AutoModelForCausalLM.from_pretrained(\"" + folder.string() +
-                     "\").save_pretrained(\"OUT\", safe_serialization=True)"});
+                 pickle_advice(folder)});
   throw Error(ErrorClass::kNotFound, {folder.string(), "no weight files", expected,
                                       gguf ? "name the .gguf file itself" : "fetch the whole model folder"});
 }
 
 }  // namespace
+
+std::string pickle_advice(const fs::path& folder) {
+  const std::string from = "from_pretrained(\"" + folder.string() + "\").save_pretrained(\"OUT\"";
+  return "convert once in Python: AutoModelForCausalLM." + from + ", safe_serialization=True) and AutoTokenizer." +
+         from + ")";
+}
 
 HfCheckpoint::HfCheckpoint(fs::path folder, const std::string& config_name) : folder_(std::move(folder)) {
   const fs::path config_path = folder_ / config_name;
@@ -102,12 +107,17 @@ HfCheckpoint::HfCheckpoint(fs::path folder, const std::string& config_name) : fo
   refuse_links_that_leave(folder_);
   config_text_ = read_file(config_path);
   config_ = parse_json(config_text_, config_path.string());
-  if (is_there(folder_ / kSingle)) {
-    open_shards({kSingle});
-  } else if (is_there(folder_ / kIndex)) {
-    read_index(folder_ / kIndex);
-  } else {
-    no_weights(folder_);
+  try {
+    if (is_there(folder_ / kSingle)) {
+      open_shards({kSingle});
+    } else if (is_there(folder_ / kIndex)) {
+      read_index(folder_ / kIndex);
+    } else {
+      no_weights(folder_);
+    }
+  } catch (const Error& error) {
+    if (error.error_class() == ErrorClass::kUnsupported) refuse_quantised(config_, config_path.string());
+    throw;
   }
 }
 

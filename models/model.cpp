@@ -188,14 +188,17 @@ Sha256 detail::hash_tensors(std::vector<std::string> names, const std::function<
   return hash;
 }
 
-std::string model_fingerprint(const Checkpoint& checkpoint) {
-  const ModelConfig config = parse_config(checkpoint.config(), checkpoint.path().string());
+static std::string fingerprint_of(const Checkpoint& checkpoint, const ModelConfig& config) {
   return sha256_hex(checkpoint.fingerprint() + arithmetic(config).dump());
+}
+
+std::string model_fingerprint(const Checkpoint& checkpoint) {
+  return fingerprint_of(checkpoint, parse_config(checkpoint.config(), checkpoint.path().string()));
 }
 
 const std::string& Model::fingerprint() const {
   const std::lock_guard lock(state_->fingerprint_mutex);
-  if (state_->fingerprint.empty()) state_->fingerprint = model_fingerprint(*state_->checkpoint);
+  if (state_->fingerprint.empty()) state_->fingerprint = fingerprint_of(*state_->checkpoint, state_->config);
   return state_->fingerprint;
 }
 

@@ -85,8 +85,7 @@ std::shared_ptr<const Checkpoint> open_checkpoint(const std::string& path_or_nam
         {path.string(),
          pickle ? "a pickle file, which can run code when opened" : "this is a single file, and not a .gguf file",
          "a model folder or a .gguf file",
-         pickle ? "convert once in Python: AutoModelForCausalLM.from_pretrained(\"" + path.parent_path().string() +
-                      "\").save_pretrained(\"OUT\", safe_serialization=True)"
+         pickle ? detail::pickle_advice(path.has_parent_path() ? path.parent_path() : ".")
                 : "name the folder that holds config.json"});
   }
   std::string looked = "\"" + path_or_name + "\"", advice = "check the path";
@@ -133,7 +132,8 @@ bool is_tokenizer_file(const std::string& name) {
   static const std::set<std::string> kNames = {"vocab.json", "merges.txt", "added_tokens.json",
                                                "special_tokens_map.json"};
   return kNames.count(name) || name.starts_with("tokenizer") || name.starts_with("chat_template") ||
-         name.ends_with(".tiktoken") || name.ends_with(".model");
+         name.ends_with(".tiktoken") || name.ends_with(".model") ||
+         (name.starts_with("tokenization_") && name.ends_with(".py"));
 }
 
 bool is_model_file(const std::string& name) {

@@ -263,7 +263,7 @@ std::vector<NextToken> Model::next_tokens(const Prompts& prompt, int64_t count) 
   std::vector<NextToken> next;
   for (int64_t i = 0; i < ids.size(0); ++i) {
     const auto id = ids[i].item<int64_t>();
-    next.push_back({id, has_tokenizer() ? tokenizer().decode(std::vector<int64_t>{id}) : std::to_string(id),
+    next.push_back({id, has_tokenizer() ? tokenizer().decode_more(std::vector{id}) : std::to_string(id),
                     probabilities[i].item<double>()});
   }
   return next;

@@ -63,7 +63,7 @@ void add_metric_options(Options& o, MetricOptions& options) {
 
 void add_cache_option(OptionGroup group, std::string& cache, const std::string& meaning) {
   cache = user_cache().string();
-  group.add("--cache", &cache, meaning, {.type = "DIR", .shown = "$EMEND_CACHE or ~/.cache/emend"});
+  group.add("--cache", &cache, meaning, {.type = "DIR", .shown = "$EMEND_CACHE, else emend in $XDG_CACHE_HOME or ~/.cache"});
 }
 
 void add_model_options(Options& o, ModelOptions& options) {

@@ -62,10 +62,14 @@ std::vector<datasets::Finding> already_known(const datasets::FactSet& facts, con
   return findings;
 }
 
-void log_findings(const std::vector<datasets::Finding>& findings, const Handles& lent) {
+// `together`: of contradictions that the data set intends, which are to be edited one after the other.
+void log_findings(const std::vector<datasets::Finding>& findings, bool together, const Handles& lent) {
+  const auto shown = [&](const datasets::Finding& finding) {
+    return finding.severity != datasets::Severity::kNote || (together && finding.check == "contradiction");
+  };
   size_t seen = 0;
   for (const auto& finding : findings)
-    if (finding.severity != datasets::Severity::kNote && seen++ < kShown)
+    if (shown(finding) && seen++ < kShown)
       lent.log.warning("facts.lint", finding.where + ": " + finding.text + " [" + finding.check + "]");
   if (seen > kShown)
     lent.log.warning("facts.lint",
@@ -76,8 +80,9 @@ void log_findings(const std::vector<datasets::Finding>& findings, const Handles&
 void refuse_errors(const std::vector<datasets::Finding>& findings, const RunOptions& options) {
   std::vector<const datasets::Finding*> errors;
   for (const auto& finding : findings)
-    if (finding.severity == datasets::Severity::kError && !(options.fix && finding.fixable()) &&
-        !(options.allow_conflicts && finding.check == "contradiction"))
+    if (const bool apart = options.allow_conflicts || (options.single() && options.batch_size <= 1);
+        finding.severity == datasets::Severity::kError && !(options.fix && finding.fixable()) &&
+        !(apart && finding.check == "contradiction"))
       errors.push_back(&finding);
   if (errors.empty()) return;
   const std::string more =
@@ -135,7 +140,8 @@ datasets::FactSet check_request(datasets::FactSet facts, const models::Model& mo
                                 const Handles& lent, std::vector<datasets::Finding>& findings) {
   findings =
       datasets::lint_facts(facts, {[&](const datasets::FactSet& set) { return already_known(set, model, lent); }});
-  log_findings(findings, lent);
+  const bool alone = options.batch_size == 0 && (options.single() || !chosen_editor(options).batch);
+  log_findings(findings, !alone && options.batch_size != 1, lent);
   warn_of_long(facts, model, lent.log);
   refuse_errors(findings, options);
   if (!options.fix) return facts;

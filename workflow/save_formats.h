@@ -28,11 +28,12 @@ struct SaveRequest {
   std::filesystem::path pack_file = {};
   editors::PeftOptions peft = {};
   std::string type = {}, base = {};  ///< of a GGUF file: type of its matrices, unedited file
+  bool judged = false;               ///< the pack is taken for one of this model, whichever it names
   const Handles& lent;
 
   /// Puts the edit into an unedited model until the returned scope ends; null where it is in the model.
   [[nodiscard]] std::unique_ptr<editors::EditTransaction> with_edit() const {
-    return edited ? nullptr : editors::apply_pack(model, pack);
+    return edited ? nullptr : editors::apply_pack(model, pack, {.force = judged});
   }
 };
 

@@ -14,7 +14,7 @@ void write_one_hop(const Fact& fact, nlohmann::ordered_json& row) {
   const auto hop = fact.portability.find("one_hop");
   if (hop == fact.portability.end()) return;
   const Probe& probe = hop->second.front();
-  row["portability"] = {{"Recalled Relation", fact.extra.value("recalled_relation", "")},
+  row["portability"] = {{"Recalled Relation", fact.extra.value("recalled_relation", nlohmann::ordered_json(""))},
                         {"New Question", probe.prompt},
                         {"New Answer", write_answers(probe.answers)}};
 }

@@ -195,7 +195,8 @@ void RowReader::refuse_form() const {
 
 // Numbers and JSON where the short form has them; everything else is text.
 static nlohmann::json value_of(const std::string& name, const std::string& cell, Row& row) {
-  const bool number = name == "case_id", plain = name == "prompt" || name == "subject" || name.starts_with("target");
+  const bool number = name == "case_id";
+  const bool plain = name == "prompt" || name == "subject" || name == "target_new" || name == "target";
   const size_t first = cell.find_first_not_of(kSpace);
   const bool json =
       first != std::string::npos && (cell[first] == '[' || cell[first] == '{') && cell.compare(first, 2, "{}") != 0;
@@ -221,8 +222,9 @@ bool RowReader::next_of_table(Row& row) {
     throw Error(ErrorClass::kCorruption,
                 {where(row), "a row of " + counted(values.size(), "cell"),
                  counted(names_.size(), "cell") + ", as in the line of names", "put text with separators into quotes"});
+  const std::string target = std::ranges::count(names_, "target_new") > 0 ? "target_new" : "target";
   for (size_t i = 0; i < values.size(); ++i)
-    if (!names_[i].empty() && (!blank(values[i]) || names_[i] == "target_new"))
+    if (!names_[i].empty() && (!blank(values[i]) || names_[i] == target))
       row.value[names_[i]] = value_of(names_[i], values[i], row);
   return true;
 }

@@ -63,7 +63,7 @@ nlohmann::ordered_json write_counterfact(const Fact& fact) {
   write_prompt_lists(fact, row);
   write_one_hop(fact, row);
   if (const auto unrelated = fact.locality.find("unrelated_relation"); unrelated != fact.locality.end()) {
-    row["unrelated_relation"] = {{"relation_id", fact.extra.value("unrelated_relation_id", "")},
+    row["unrelated_relation"] = {{"relation_id", fact.extra.value("unrelated_relation_id", nlohmann::ordered_json(""))},
                                  {"object", write_answers(unrelated->second.front().answers)},
                                  {"question", unrelated->second.front().prompt}};
   }

@@ -48,7 +48,7 @@ nlohmann::ordered_json write_zsre(const Fact& fact) {
   nlohmann::ordered_json row;
   row["subject"] = fact.subject;
   row["src"] = write_prompt(fact);
-  row["pred"] = fact.extra.value("pred", "");
+  row["pred"] = fact.extra.value("pred", nlohmann::ordered_json(""));
   row["rephrase"] =
       fact.paraphrase_prompts.empty() ? nlohmann::ordered_json("") : write_answers(fact.paraphrase_prompts);
   auto truth = true_answers(fact);

@@ -63,11 +63,12 @@ class Importer {
              setting("weight") + " with a file of nameless vectors only");
   }
 
-  // The name that the model has for a weight: with or without the prefix of its family.
+  // The name that the model has for a weight: with or without the prefix of its family, or behind another.
   std::string weight_named(const std::string& name) const {
-    const std::string plain = models::without_base(model_.family(), name);
+    const auto wanted = models::table_spellings(model_.family(), name);
     for (const auto& weight : model_.weight_names())
-      if (models::without_base(model_.family(), weight) == plain) return weight;
+      for (const auto& spelling : models::table_spellings(model_.family(), weight))
+        if (std::ranges::count(wanted, spelling) > 0) return weight;
     const std::string close = closest_name(name, model_.weight_names());
     throw Error(ErrorClass::kNotFound,
                 {source_.string(), "a change of \"" + name + "\", which the model does not have",
@@ -77,9 +78,9 @@ class Importer {
   int layer_of(const std::string& weight) const {
     const auto& family = model_.family();
     const std::string slot = family.modules.layer.substr(0, family.modules.layer.find("{}"));  // "model.layers."
-    const std::string name = models::without_base(family, weight), before = models::without_base(family, slot);
-    for (int layer = 0; layer < model_.n_layers(); ++layer)
-      if (name.starts_with(before + std::to_string(layer) + ".")) return layer;
+    for (const auto& name : models::table_spellings(family, weight))
+      for (int layer = 0; layer < model_.n_layers(); ++layer)
+        if (name.starts_with(slot + std::to_string(layer) + ".")) return layer;
     return -1;
   }
 

@@ -86,7 +86,17 @@ class PairCheck {
         add(ConflictKind::kWeight, delta.weight + " has two shapes or orientations");
       else if (!delta.low_rank() && !other.low_rank() && !one_on_the_other())
         add(ConflictKind::kOverlap, delta.weight + " is changed as a whole by both");
+      else if (ablated_twice(delta, other) && !one_on_the_other())
+        add(ConflictKind::kOverlap, delta.weight + " loses one direction twice, which would turn it round");
     }
+  }
+
+  // Each takes the part of the stored weight along its directions away.
+  bool ablated_twice(const WeightDelta& delta, const WeightDelta& other) const {
+    if (a_.editor != "ablate" || b_.editor != "ablate" || !delta.low_rank() || !other.low_rank()) return false;
+    const at::Tensor left = delta.left_DR.to(at::kDouble), there = other.left_DR.to(at::kDouble);
+    const double apart = left.norm().item<double>() * there.norm().item<double>();
+    return left.t().mm(there).norm().item<double>() > 0.1 * apart;
   }
 
   void runtime() {

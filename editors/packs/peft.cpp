@@ -7,6 +7,7 @@
 #include <emend/core/safetensors.h>
 #include <emend/core/setting.h>
 #include <emend/core/staged.h>
+#include <emend/core/text.h>
 #include <emend/devices/route.h>
 #include <emend/editors/packs/peft.h>
 #include <emend/models/checkpoint.h>
@@ -52,6 +53,8 @@ AdapterFactors factors_of(const WeightDelta& delta, const PeftOptions& options) 
 // "model.layers.4.mlp.down_proj.weight" → "model.layers.4.mlp.down_proj", as the Hugging Face class names the module.
 std::string module_of(const std::string& weight, const models::FamilySpec& family) {
   std::string module = weight.substr(0, weight.rfind(".weight"));
+  if (constexpr std::string_view before = "language_model.model."; module.starts_with(before))  // in multimodal files
+    module = "model.language_model." + module.substr(before.size());
   const std::string& prefix = family.base_prefix;
   if (!prefix.empty() && module.rfind(prefix, 0) != 0 && module != family.modules.lm_head) module = prefix + module;
   return module;
@@ -84,10 +87,11 @@ std::vector<AdapterFactors> adapter_factors(const EditPack& pack, const PeftOpti
                   {delta.weight, "a change of something that is not a matrix", "linear modules only",
                    "save the whole model instead (" + setting("save", "model") + ")"});
     const AdapterFactors& factors = all.emplace_back(factors_of(delta, options));
-    if (factors.error > options.max_error)
+    constexpr double kExact = 1e-6;  // of factors in float32
+    if (factors.error > std::max(options.max_error, kExact))
       refuse({delta.weight,
-              "rank " + std::to_string(factors.rank()) + " leaves a relative error of " + std::to_string(factors.error),
-              "at most " + std::to_string(options.max_error), "allow a larger rank or error, or save the whole model"});
+              "rank " + std::to_string(factors.rank()) + formatted(" leaves a relative error of %.2g", factors.error),
+              formatted("at most %.2g", options.max_error), "allow a larger rank or error, or save the whole model"});
   }
   return all;
 }

@@ -239,7 +239,7 @@ FactOutcome make_outcome(const models::Tokenizer& tokenizer, const RenderedFact&
   const PromptRow& plain = fact.rows.at(0);
   outcome.token_ids = plain.ids;
   outcome.token_ids.insert(outcome.token_ids.end(), fact.target_ids.begin(), fact.target_ids.end());
-  for (const int64_t id : outcome.token_ids) outcome.tokens.push_back(tokenizer.decode(std::vector<int64_t>{id}));
+  for (const int64_t id : outcome.token_ids) outcome.tokens.push_back(tokenizer.decode_more(std::vector{id}));
   outcome.subject_span = plain.subject;
   outcome.target_span = {static_cast<int64_t>(plain.ids.size()), static_cast<int64_t>(outcome.token_ids.size())};
   outcome.lookup = plain.lookup;

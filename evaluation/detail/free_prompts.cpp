@@ -59,7 +59,7 @@ struct Gathering {
   }
   /// A question of the data, or a sentence that is to be completed.
   void probe(const char* kind, const std::string& text, const std::vector<std::string>& answers) const {
-    add(kind, is_question(text) && !chat ? with_answer_line(text) : text, answers);
+    if (!answers.empty()) add(kind, is_question(text) && !chat ? with_answer_line(text) : text, answers);
   }
 
  private:

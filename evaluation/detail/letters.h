@@ -14,8 +14,6 @@ namespace emend::evaluation::detail {
 /// ASCII: typographic quotes, dashes and minus signs are the plain ones, digits of all scripts 0 to 9. Pictures
 /// (arrows, emoji) stand between blanks.
 [[nodiscard]] std::string plain_letters(std::string_view text);
-/// The character that holds byte `at` is of a script that writes words without spaces (Chinese, Japanese, Thai, …).
-[[nodiscard]] bool spaceless(std::string_view text, size_t at);
 /// In form KD: the character at `at` is a mark on the one before, or both are of one word in Katakana.
 [[nodiscard]] bool goes_on(std::string_view text, size_t at);
 /// Ends in a question mark, that of any script, and blanks.

@@ -97,13 +97,16 @@ class Mquake final : public Metric {
         const auto found = edited.find(hop.cloze);
         if (found != edited.end())
           instance.hops.push_back({edits_[found->second]});
-        else
+        else if (!hop.answers.empty())
           instance.hops.push_back(spellings(sheet, owner, kStatements, hop.cloze, hop.answers));
       }
       for (const auto& question : group.questions) {
         const std::string asked = "Q: " + question + "\nA:";
-        instance.questions.push_back(spellings(sheet, owner, kQuestions, asked, group.new_answers));
-        instance.old_questions.push_back(spellings(sheet, owner, kQuestions, asked, group.answers));
+        const auto ask = [&](std::vector<Spellings>& questions, const std::vector<std::string>& answers) {
+          if (!answers.empty()) questions.push_back(spellings(sheet, owner, kQuestions, asked, answers));
+        };
+        ask(instance.questions, group.new_answers);
+        ask(instance.old_questions, group.answers);
       }
       instances_.push_back(std::move(instance));
     }

@@ -35,6 +35,9 @@ void write_weight_files(const std::filesystem::path& folder,
 /// The text of a config.json, with another dtype if one is given.
 [[nodiscard]] std::string config_text(const std::string& original, std::optional<at::ScalarType> dtype);
 
+/// What to do with weights in pickle files.
+[[nodiscard]] std::string pickle_advice(const std::filesystem::path& folder);
+
 class HfCheckpoint : public Checkpoint {
  public:
   /// `config_name` is another file name than config.json only in tests of old spellings.

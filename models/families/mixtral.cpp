@@ -15,6 +15,10 @@ FamilySpec mixtral_family() {
     config.n_experts = reader.integer_or({"num_local_experts"}, 8);
     if (config.n_experts > 4096)
       reader.fail("num_local_experts", std::to_string(config.n_experts), "at most 4096 experts");
+    if (constexpr int64_t kMost = 100000; config.n_layers * config.n_experts > kMost)
+      reader.fail("num_local_experts",
+                  std::to_string(config.n_experts) + " in each of " + std::to_string(config.n_layers) + " layers",
+                  "at most " + std::to_string(kMost) + " in all");
     config.experts_per_token = reader.integer_or({"num_experts_per_tok"}, 2);
     if (config.experts_per_token > config.n_experts)
       reader.fail("num_experts_per_tok", std::to_string(config.experts_per_token),

@@ -13,9 +13,9 @@ namespace {
 
 const ExpectedTensor& find_matrix(const std::vector<ExpectedTensor>& all, const Model& model,
                                   const std::string& weight) {
-  const auto found = std::ranges::find_if(all, [&](const ExpectedTensor& tensor) {
-    return tensor.name == weight || tensor.name == model.family().base_prefix + weight;
-  });
+  const auto names = table_spellings(model.family(), weight);
+  const auto found = std::ranges::find_if(
+      all, [&](const ExpectedTensor& tensor) { return std::ranges::count(names, tensor.name) > 0; });
   if (found == all.end() || found->bias || found->layer < 0 || found->expert >= 0 || found->shape.size() != 2)
     throw Error(ErrorClass::kUnsupported, {weight, "a change of something that is not a matrix of a block",
                                            "linear layers of blocks", "write the whole model as GGUF instead"});

@@ -305,7 +305,13 @@ class Writer {
     auto [vocabulary, notes] =
         detail::hf_vocabulary(source_.checkpoint.path(), *tokenizer, source_.config.vocab_size, form_.pre);
     metadata.append(detail::vocabulary_metadata(vocabulary));
-    if (options_.keep_config) metadata.set_texts(detail::kTokenizerKey, detail::keep_tokenizer(*tokenizer));
+    if (options_.keep_config) {
+      auto files = detail::keep_tokenizer(*tokenizer);
+      const std::string ends = "generation_config.json";  // which tokens end a text
+      if (const auto path = source_.checkpoint.path() / ends; std::filesystem::is_regular_file(path))
+        files.insert(files.end(), {ends, read_file(path)});
+      metadata.set_texts(detail::kTokenizerKey, files);
+    }
     report_.notes.insert(report_.notes.end(), notes.begin(), notes.end());
     return metadata;
   }
@@ -349,7 +355,9 @@ class Writer {
   [[nodiscard]] Json kept_config() const {
     const Json& config = source_.checkpoint.config();
     if (!config.contains("text_config")) return config;
-    Json text = config["text_config"];
+    const std::string& defaults = source_.family.nested_defaults;
+    Json text = defaults.empty() ? Json::object() : Json::parse(defaults);
+    text.update(config["text_config"]);
     for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings"})
       if (config.contains(key) && !config[key].is_null()) text[key] = config[key];
     if (!text.contains("model_type")) text["model_type"] = source_.family.model_types.front();

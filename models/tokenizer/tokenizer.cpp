@@ -51,6 +51,13 @@ bool Tokenizer::adds_bos() const {
   return special_.bos && std::ranges::count(special_.prefix_ids, *special_.bos) > 0;
 }
 
+std::string Tokenizer::decode_more(std::span<const int64_t> ids, bool skip_special) const {
+  StreamDecoder decoder(*this, skip_special, /*at_start=*/false);
+  std::string text;
+  for (const int64_t id : ids) text += decoder.push(id);
+  return text + decoder.finish();
+}
+
 std::string StreamDecoder::push(int64_t id) {
   if (skip_special_ && tokenizer_.is_special(id)) return {};
   const std::string bytes = tokenizer_.token_bytes(id, at_start_);

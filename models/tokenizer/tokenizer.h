@@ -80,6 +80,8 @@ class Tokenizer {
   ///   skip_special  leave special tokens out
   /// Throws Error(kInvalidArgument) for a negative id.
   [[nodiscard]] virtual std::string decode(std::span<const int64_t> ids, bool skip_special = false) const = 0;
+  /// Text of `ids` behind others: decode() of some tokenizers drops the space in front of a text's first word.
+  [[nodiscard]] std::string decode_more(std::span<const int64_t> ids, bool skip_special = false) const;
 
   /// The piece as the vocabulary writes it ("Ġthe", "▁the", "<0x0A>"), for printing; empty if `id` has no token.
   [[nodiscard]] virtual std::string token_text(int64_t id) const = 0;
@@ -127,17 +129,18 @@ class Tokenizer {
 class StreamDecoder {
  public:
   /// `tokenizer` must outlive the decoder.
-  explicit StreamDecoder(const Tokenizer& tokenizer, bool skip_special = true)
-      : tokenizer_(tokenizer), skip_special_(skip_special) {}
+  ///   at_start  the ids begin a text; otherwise they go on from one, as in Tokenizer::decode_more
+  explicit StreamDecoder(const Tokenizer& tokenizer, bool skip_special = true, bool at_start = true)
+      : tokenizer_(tokenizer), skip_special_(skip_special), at_start_(at_start) {}
   /// The characters completed by `id`; may be empty.
   [[nodiscard]] std::string push(int64_t id);
-  /// What is left: one U+FFFD if the stream ended inside a character. The decoder is then as new.
+  /// What is left: one U+FFFD if the stream ended inside a character. The next id begins a text.
   [[nodiscard]] std::string finish();
 
  private:
   const Tokenizer& tokenizer_;
   bool skip_special_;
-  bool at_start_ = true;
+  bool at_start_;
   std::string pending_;
 };
 

@@ -26,15 +26,15 @@ FACTS = {
 PROMPT = "The Eiffel Tower is in the city of"
 
 
-def serve(packs, *more):
-    return [PROGRAM, "serve", "--model", MODEL, "--port", "0", "--packs", packs, "--hparams", HPARAMS,
+def serve(packs, *more, model=MODEL):
+    return [PROGRAM, "serve", "--model", model, "--port", "0", "--packs", packs, "--hparams", HPARAMS,
             "--corpus", CORPUS, "--cache", SCRATCH + "/cache", "--eval", "none", *more]
 
 
 class Server:
-    def __init__(self, packs, *more, env=None):
+    def __init__(self, packs, *more, env=None, model=MODEL):
         self.packs = packs
-        self.process = subprocess.Popen(serve(packs, *more), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        self.process = subprocess.Popen(serve(packs, *more, model=model), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                         env={**os.environ, **(env or {})})
         line = self.process.stdout.readline()
         assert line.startswith("listening on http://"), (line, self.process.stderr.read() if not line else "")
@@ -98,9 +98,9 @@ class Server:
         return status
 
 
-def generate(*packs, tokens=12):
+def generate(*packs, tokens=12, model=MODEL):
     """What `emend generate` says."""
-    command = [PROGRAM, "generate", "--model", MODEL, "--prompt", PROMPT, "--max-new-tokens", str(tokens), "--json", "--quiet"]
+    command = [PROGRAM, "generate", "--model", model, "--prompt", PROMPT, "--max-new-tokens", str(tokens), "--json", "--quiet"]
     for pack in packs:
         command += ["--pack", pack]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)[0]["text"]
@@ -221,6 +221,7 @@ def packs():
     status, text = server.call("/v1/trace", {**asked, "packs": ["anna", "ben", "ina"]})
     assert status == 400 and "in front of the prompt" in text["error"]["message"], text
     assert server.call("/v1/trace", {**asked, "packs": ["anna", "anna"]})[0] == 400
+    of_its_own_folder(server.packs)
     for name in ("gus", "ina"):
         server.ask("/v1/packs/" + name, method="DELETE")
     found = server.ask("/v1/lint", {"facts": json.dumps(FACTS["anna"][0]) + "\n{\"prompt\": 3}\n"})["findings"]
@@ -295,6 +296,25 @@ def of_another_weight(source, target, weight):
     text = json.dumps(head, ensure_ascii=False).encode()
     with open(target, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text + data[end:])
+
+
+def of_its_own_folder(packs):
+    """What a model's own folder holds beside its weights acts under every set of packs, as in `emend generate`."""
+    own, folder = SCRATCH + "/own", SCRATCH + "/own-packs"
+    shutil.copytree(MODEL, own)
+    os.makedirs(folder)
+    shutil.copy(packs + "/anna.safetensors", folder)
+    for name in ("gus", "ina"):
+        subprocess.run([PROGRAM, "apply", f"{packs}/{name}.safetensors", "--model", own, "--quiet"], check=True, stdout=subprocess.DEVNULL)
+    server = Server(folder, model=own)
+    base = server.base()
+    for name, more in (base + "+", []), (base + "+anna", [folder + "/anna.safetensors"]):
+        said = server.ask("/v1/completions", {"prompt": PROMPT, "max_tokens": 12, "temperature": 0, "model": name})["choices"][0]["text"]
+        assert said == generate(*more, model=own), (name, said)
+        asked = server.ask("/v1/probe", {"prompts": [{"prompt": PROMPT}], "max_tokens": 12, "packs": name.split("+")[1:] if more else []})
+        assert asked["results"][0]["after"]["text"] == said, (name, asked)
+    assert said != generate(folder + "/anna.safetensors"), "its own edits do nothing"
+    assert server.stop() == 0
 
 
 def foreign():
@@ -431,8 +451,8 @@ def strangers():
             ("trace", {**trace, "samples": 1.5}, "samples"), ("trace", {"prompt": "x"}, "subject"), ("lint", {"facts": 5}, "facts")):
         status, reply = server.call("/v1/" + path, body)
         assert status == 400 and reply["error"]["message"].startswith(field), (path, body, status, reply)
-    never = server.call("/v1/completions", {"prompt": ["x", "y", "z"]})  # does not fit into the queue
-    assert never[0] == 400 and "at most 2" in never[1]["error"]["message"], never
+    never = server.call("/v1/completions", {"prompt": ["w", "x", "y", "z"]})  # one row, and two may wait
+    assert never[0] == 400 and "at most 3" in never[1]["error"]["message"], never
     for body in {"position": -1, "active": True}, {"position": 0}, {"active": "yes"}, {}:
         assert server.call("/v1/packs/none", body, "PATCH")[0] == 400, body
     assert server.call("/v1/completions", {**text, "max_tokens": 1, "top_k": 0, "min_p": 0.0, "suffix": None, "user": "me"})[0] == 200
@@ -478,6 +498,14 @@ def strangers():
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         codes = list(pool.map(busy, range(16)))
     assert set(codes) <= {200, 429} and 429 in codes and 200 in codes, codes
+    # texts of one token, one behind the other, hold up no longer one
+    crowd = Server(SCRATCH + "/crowd", "--rows", "8")
+    with concurrent.futures.ThreadPoolExecutor(5) as pool:
+        longer = pool.submit(crowd.call, "/v1/completions", {"prompt": PROMPT, "max_tokens": 200, "temperature": 2})
+        while not longer.done():
+            assert {asked.result()[0] for asked in [pool.submit(crowd.call, "/v1/completions", {"prompt": PROMPT, "max_tokens": 1}) for _ in range(4)]} == {200}
+    assert longer.result()[0] == 200, longer.result()
+    assert crowd.stop() == 0
     # every thread has a client that sends drop by drop
     few = Server(SCRATCH + "/few", "--threads", "2", "--max-tokens", "3")
     for path, asked in (("completions", {"prompt": PROMPT}), ("chat/completions", {"messages": [{"role": "user", "content": "x"}]})):

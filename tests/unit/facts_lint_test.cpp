@@ -57,6 +57,10 @@ TEST(FactsLint, EachCheckFires) {
   EXPECT_EQ(found({row("{} is", "Rome", "rome")}), Names{"target-is-subject@1"});
   EXPECT_EQ(found({row("In Rome, {} is in", "A", "Rome")}), Names{"target-in-prompt@1"});
   EXPECT_EQ(found({row("The Romeo {} is in", "A", "Rome")}), Names{}) << "whole words only";
+  EXPECT_EQ(found({row("在京都的{}位于", "金阁寺", "京都")}), Names{"target-in-prompt@1"}) << "no spaces between words";
+  EXPECT_EQ(found({row("— Осло, где {} стоит", "Дом", "Осло")}), Names{"target-in-prompt@1"});
+  EXPECT_EQ(found({row("В Ословии {} стоит", "Дом", "Осло")}), Names{});
+  EXPECT_EQ(found({row("у{} есть", "Анна", "дом")}), Names{"subject-glued@1"});
   EXPECT_EQ(found({row("{} is in", "A", "Paris.", {{"target_true", "paris"}})}), Names{"target-unchanged@1"});
   EXPECT_EQ(found({row("{} leads", "A", "Jill Biden", {{"target_true", "Joe Biden"}})}), Names{"shared-ending@1"});
   std::string long_answer;

@@ -73,6 +73,10 @@ TEST(TokenizerRegex, OnigurumaSyntax) {
   EXPECT_EQ(matches(R"([\h]+)", "a\tb"), (Words{"a", "b"}));
   EXPECT_EQ(matches(R"(\w+)", "a\u0301b ²③"), (Words{"a\u0301b", "²"}));
   EXPECT_EQ(matches(R"(\u0041+)", "xAA"), (Words{"AA"}));
+  EXPECT_EQ(matches(R"(\p{N}{1,3}+|x)", "1234567x"), (Words{"1234567", "x"}));
+  EXPECT_EQ(matches(R"(a|[b-c]{2}+)", "abcbcb"), (Words{"a", "bcbc"}));
+  EXPECT_EQ(matches(R"(\p{N}{1,3})", "1234"), (Words{"123", "4"}));
+  EXPECT_EQ(matches(R"(\x{41}+)", "xAA"), (Words{"AA"}));
   EXPECT_EQ(matches(R"((?m:a.b))", "a\nb"), (Words{"a\nb"}));
   EXPECT_EQ(matches("a.b", "a\nb"), (Words{}));
   EXPECT_EQ(matches("^b", "a\nb"), (Words{"b"}));

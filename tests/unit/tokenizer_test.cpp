@@ -262,6 +262,19 @@ TEST(Tokenizer, StreamsWholeCharacters) {
   EXPECT_EQ(text + words.finish(), "ab é b");
 }
 
+// What a model writes behind a prompt keeps the space of its first word.
+TEST(Tokenizer, GoesOnWithASpace) {
+  const auto tokenizer = make_tokenizer(metaspace_json("ab"));
+  const Ids ids = tokenizer->encode_ids("ab é b");
+  EXPECT_EQ(tokenizer->decode(ids), "ab é b");
+  EXPECT_EQ(tokenizer->decode_more(ids), " ab é b");
+  EXPECT_EQ(tokenizer->decode_more(Ids{ids.back()}), "b");
+  StreamDecoder stream(*tokenizer, /*skip_special=*/true, /*at_start=*/false);
+  std::string text;
+  for (const int64_t id : ids) text += stream.push(id);
+  EXPECT_EQ(text, " ab é b");
+}
+
 TEST(Tokenizer, FingerprintCoversWhatDecidesIds) {
   const json base = byte_level_json({{"a", "b"}, {"b", "c"}});
   std::set<std::string> seen = {make_tokenizer(base)->fingerprint()};

@@ -18,6 +18,7 @@ namespace emend::tools::serve {
 struct AnswerOptions {
   std::vector<std::string> stop;
   int64_t max_tokens = 16;
+  bool begins = false;     ///< a text of its own, as a chat's reply; else it goes on from the prompt
   int top_log_probs = -1;  ///< likeliest tokens beside each; -1: no log-probabilities at all
   std::chrono::steady_clock::time_point deadline;
 };
@@ -36,7 +37,9 @@ struct Piece {
 class Answer {
  public:
   Answer(const models::Tokenizer& tokenizer, AnswerOptions options)
-      : options_(std::move(options)), tokenizer_(tokenizer), decoder_(tokenizer) {}
+      : options_(std::move(options)),
+        tokenizer_(tokenizer),
+        decoder_(tokenizer, /*skip_special=*/true, options_.begins) {}
 
   // The engine's side.
   void note_logits(int64_t id, const at::Tensor& logits_V);

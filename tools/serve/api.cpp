@@ -31,44 +31,80 @@ std::vector<std::string> names_of(const PackSet& packs) {
   return mapped(packs, [](const auto& one) { return one.name; });
 }
 
-// What the model says and how probable it finds the targets, a list in the order of the prompts.
-ordered_json ask(const json& prompts, int64_t tokens, const models::Model& model, const editors::RuntimeScope& beside) {
+// A prompt to be asked, with what a pack puts in front of it.
+struct Probe {
+  std::vector<int64_t> ids;
+  std::vector<evaluation::ScoreRequest> targets;
+};
+
+std::vector<Probe> read_probes(const Api& api, const json& prompts, int64_t tokens, const PackSet& packs) {
+  const auto& tokenizer = api.engine.model().tokenizer();
+  const int64_t most = api.engine.most_tokens();
+  std::vector<Probe> probes;
+  for (const auto& one : prompts) {
+    const std::string prompt = one.at("prompt"), text = api.completions.prefix(packs, prompt) + prompt;
+    auto& probe = probes.emplace_back();
+    probe.ids = tokenizer.encode_ids(text, true);
+    const auto length = std::ssize(probe.ids) + tokens;
+    if (probe.ids.empty() || length > most)
+      refuse("prompts: " + std::to_string(length) + " tokens with the new ones; expected a text, and at most " +
+             std::to_string(most));
+    for (const auto& target : one.value("targets", json::array())) {
+      probe.targets.push_back({text, target.get<std::string>()});
+      if (trimmed(probe.targets.back().target).empty()) refuse("targets: an empty text; expected an answer");
+      const auto whole = std::ssize(tokenizer.encode_ids(text + " " + probe.targets.back().target, true));
+      if (whole > most)
+        refuse("targets: " + std::to_string(whole) + " tokens with the prompt; expected at most " +
+               std::to_string(most));
+    }
+  }
+  return probes;
+}
+
+// What the model says and how probable it finds the targets, a list in the order of the probes.
+ordered_json ask(std::span<const Probe> probes, int64_t tokens, const models::Model& model, const CancelToken& cancel) {
   std::vector<std::vector<int64_t>> rows;
   std::vector<evaluation::ScoreRequest> requests;
-  for (const auto& one : prompts) {
-    const std::string prompt = one.at("prompt"), text = beside.prefix(prompt) + prompt;
-    rows.push_back(model.tokenizer().encode_ids(text, true));
-    const auto length = std::ssize(rows.back()) + tokens;
-    if (rows.back().empty() || length > model.max_positions())
-      refuse("prompts: " + std::to_string(length) + " tokens with the new ones; expected a text, and at most " +
-             std::to_string(model.max_positions()));
-    for (const auto& target : one.value("targets", json::array())) {
-      requests.push_back({text, target.get<std::string>()});
-      if (trimmed(requests.back().target).empty()) refuse("targets: an empty text; expected an answer");
-      const auto whole = std::ssize(model.tokenizer().encode_ids(text + " " + requests.back().target, true));
-      if (whole > model.max_positions())
-        refuse("targets: " + std::to_string(whole) + " tokens with the prompt; expected at most " +
-               std::to_string(model.max_positions()));
-    }
+  for (const auto& probe : probes) {
+    rows.push_back(probe.ids);
+    requests.insert(requests.end(), probe.targets.begin(), probe.targets.end());
   }
   models::GenerateOptions generate;
   generate.max_new_tokens = tokens;
   generate.stop_ids = model.tokenizer().eos_ids();
+  generate.cancel = cancel;
   const auto texts = models::generate(model, rows, generate);
-  const auto scores = evaluation::score_requests(model, requests);
+  const auto scores = evaluation::score_requests(model, requests, {.cancel = cancel});
   auto list = ordered_json::array();
   size_t next = 0;
-  for (size_t i = 0; i < prompts.size(); ++i) {
+  for (size_t i = 0; i < probes.size(); ++i) {
     auto targets = ordered_json::array();
-    for (const auto& target : prompts[i].value("targets", json::array())) {
+    for (const auto& target : probes[i].targets) {
       const auto& score = scores[next++];
-      targets.push_back({{"target", target},
+      targets.push_back({{"target", target.target},
                          {"probability", std::exp(score.total_log_prob())},
                          {"log_probability", score.total_log_prob()}});
     }
-    list.push_back({{"text", model.tokenizer().decode(texts[i], true)}, {"targets", targets}});
+    list.push_back({{"text", model.tokenizer().decode_more(texts[i], true)}, {"targets", targets}});
   }
   return list;
+}
+
+// All prompts with these packs, as many at once as the cache holds: between them other answers go on.
+ordered_json ask(Api& api, const json& prompts, int64_t tokens, const PackSet& packs) {
+  const auto probes = read_probes(api, prompts, tokens, packs);
+  auto all = ordered_json::array();
+  for (size_t begin = 0, end = 0; begin < probes.size(); begin = end) {
+    for (int64_t longest = 1; end < probes.size(); ++end) {
+      longest = std::max(longest, std::ssize(probes[end].ids) + tokens);
+      if (static_cast<int64_t>(end - begin) >= api.engine.rows_of(longest)) break;
+    }
+    const auto some = std::span(probes).subspan(begin, end - begin);
+    api.engine.with(packs, [&](const auto& model, const auto&) {
+      for (auto& one : ask(some, tokens, model, api.engine.stopping())) all.push_back(std::move(one));
+    });
+  }
+  return all;
 }
 
 Reply probe(Api& api, const Request& asked) {
@@ -76,12 +112,8 @@ Reply probe(Api& api, const Request& asked) {
   const auto& prompts = request["prompts"];
   const auto tokens = request.value("max_tokens", int64_t{20});
   const PackSet packs = packs_asked(api, request);
-  ordered_json before, after;
-  api.engine.with({}, [&](auto& model, const auto& beside) { before = ask(prompts, tokens, model, beside); });
-  if (packs.empty())
-    after = before;
-  else
-    api.engine.with(packs, [&](auto& model, const auto& beside) { after = ask(prompts, tokens, model, beside); });
+  const auto before = ask(api, prompts, tokens, {});
+  const auto after = packs.empty() ? before : ask(api, prompts, tokens, packs);
   auto results = ordered_json::array();
   for (size_t i = 0; i < prompts.size(); ++i)
     results.push_back({{"prompt", prompts[i]["prompt"]}, {"before", before[i]}, {"after", after[i]}});
@@ -102,7 +134,8 @@ Reply trace(Api& api, const Request& asked) {
   const PackSet packs = packs_asked(api, request);
   if (!api.completions.prefix(packs, fact.prompt).empty())
     refuse(
-        "packs: one puts text in front of the prompt, which a trace has no place for; name the others, or [] for none");
+        "packs: one, or an edit of the model's folder, puts text in front of the prompt, which a trace has no place "
+        "for; name the others, or [] for none");
   ordered_json document;
   api.jobs.with(packs, [&](models::Model& model, const CancelToken& cancel) {
     options.cancel = cancel;
@@ -186,7 +219,11 @@ Reply download(Api& api, const Request& asked) {
   std::exception_ptr failed;
   try {
     if (as == "pack") {
-      editors::save_pack(out, *packs[0].pack);
+      auto pack = *packs[0].pack;
+      const auto own = editors::load_pack(api.packs.file(asked.id));  // for the model that it was made on
+      pack.base_fingerprint = own.base_fingerprint;
+      pack.under = own.under;
+      editors::save_pack(out, pack);
     } else {
       const auto& format = workflow::save_format(as);
       api.engine.with({}, [&](models::Model& model, const auto&) {

@@ -58,8 +58,14 @@ struct Completions::Asked {
   }
 };
 
-Completions::Completions(Engine& engine, const PackFolder& packs, std::string base, CompletionLimits limits)
-    : engine_(engine), packs_(packs), base_(std::move(base)), limits_(limits), created_(std::time(nullptr)) {}
+Completions::Completions(Engine& engine, const PackFolder& packs, std::string base, CompletionLimits limits,
+                         const editors::RuntimeScope& beside)
+    : engine_(engine),
+      packs_(packs),
+      base_(std::move(base)),
+      limits_(std::move(limits)),
+      beside_(beside),
+      created_(std::time(nullptr)) {}
 
 ordered_json Completions::model(const std::string& id) const {
   return {{"id", id}, {"object", "model"}, {"created", created_}, {"owned_by", "emend"}};
@@ -85,7 +91,7 @@ PackSet Completions::packs_of(const std::string& text) const {
 }
 
 std::string Completions::prefix(const PackSet& packs, const std::string& prompt) const {
-  std::string front;
+  std::string front = beside_.prefix(prompt);
   for (const auto& one : packs)
     for (const auto& part : one.pack->runtime)
       front += editors::make_runtime(part, engine_.model(), one.name)->prefix(prompt);
@@ -146,6 +152,7 @@ Completions::Asked Completions::read(const json& request, bool chat) const {
       refuse(std::string(key) + ": " + request[key].dump() + "; expected at most " +
              std::to_string(limits_.max_tokens));
   }
+  options.begins = chat;
   options.stop = stops(request);
   options.deadline = std::chrono::steady_clock::now() + std::chrono::seconds(limits_.timeout_s);
   if (chat ? request.value("logprobs", false) : request.contains("logprobs"))

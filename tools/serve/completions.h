@@ -18,14 +18,16 @@ struct CompletionLimits {
 
 class Completions {
  public:
-  Completions(Engine& engine, const PackFolder& packs, std::string base, CompletionLimits limits);
+  /// `beside`: of the model's own folder; must outlive this.
+  Completions(Engine& engine, const PackFolder& packs, std::string base, CompletionLimits limits,
+              const editors::RuntimeScope& beside);
 
   [[nodiscard]] Reply models() const;
   [[nodiscard]] nlohmann::ordered_json model(const std::string& id) const;
   [[nodiscard]] Reply complete(const Request& request, bool chat);
   /// "BASE+anna+ben" as a set of packs; "BASE" alone is what is in force, "BASE+" no pack at all. Throws HttpError 404.
   [[nodiscard]] PackSet packs_of(const std::string& model) const;
-  /// Text that packs beside the weights (IKE) put in front of a prompt.
+  /// Text that edits beside the weights (IKE) put in front of a prompt: the model's own folder's, then the packs'.
   [[nodiscard]] std::string prefix(const PackSet& packs, const std::string& prompt) const;
   [[nodiscard]] const std::string& base() const noexcept { return base_; }
   /// Seconds from request to first token: their sum, and how many.
@@ -47,6 +49,7 @@ class Completions {
   const PackFolder& packs_;
   const std::string base_;
   const CompletionLimits limits_;
+  const editors::RuntimeScope& beside_;
   const int64_t created_;
   mutable std::mutex mutex_;
   mutable std::optional<models::ChatFormat> format_;

@@ -43,7 +43,21 @@ struct Engine::Exclusive {
   bool done = false;
 };
 
-Engine::Engine(models::Model& model, EngineOptions options) : model_(model), options_(options) {
+// The error in hand, without the places in LibTorch that it passed.
+static std::exception_ptr told() {
+  try {
+    throw;
+  } catch (const c10::OutOfMemoryError& error) {
+    return std::make_exception_ptr(Error(ErrorClass::kDevice, {"memory", error.what_without_backtrace(), "", ""}));
+  } catch (const c10::Error& error) {
+    return std::make_exception_ptr(std::runtime_error(error.what_without_backtrace()));
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+Engine::Engine(models::Model& model, EngineOptions options)
+    : model_(model), options_(options), hooked_(!model.hooks().idle()) {
   const auto& config = model.config();
   token_bytes_ =
       2 * model.n_layers() * config.n_kv_heads * config.head_dim * static_cast<int64_t>(at::elementSize(model.dtype()));
@@ -62,6 +76,7 @@ void Engine::stop() {
     const std::lock_guard lock(mutex_);
     stop_ = true;
   }
+  stopping_.request();
   wake_.notify_all();
 }
 
@@ -74,10 +89,15 @@ int64_t Engine::most_tokens() const {
   return std::min<int64_t>(options_.cache_bytes / token_bytes_, model_.max_positions());
 }
 
+int64_t Engine::rows_of(int64_t tokens) const {
+  return std::clamp<int64_t>(options_.cache_bytes / (token_bytes_ * tokens), 1, options_.rows);
+}
+
 void Engine::submit(std::vector<Task> tasks) {
-  if (std::ssize(tasks) > options_.queue)
-    refuse("prompt, n: " + std::to_string(tasks.size()) + " answers; expected at most " +
-           std::to_string(options_.queue) + " in one request");
+  const int64_t places = options_.rows + options_.queue;
+  if (std::ssize(tasks) > places)
+    refuse("prompt, n: " + std::to_string(tasks.size()) + " answers; expected at most " + std::to_string(places) +
+           " in one request");
   for (const auto& task : tasks) {
     const auto length = std::ssize(task.prompt) + task.sampling.max_new_tokens;
     const int64_t most = most_tokens();
@@ -92,7 +112,7 @@ void Engine::submit(std::vector<Task> tasks) {
   {
     const std::lock_guard lock(mutex_);
     if (stop_) throw HttpError(503, "the server is being stopped");
-    if (static_cast<int64_t>(waiting_.size() + tasks.size()) > options_.queue)
+    if (static_cast<int64_t>(waiting_.size() + tasks.size()) + figures_.running > places)
       throw HttpError(429, "the queue is full; ask again in a moment");
     std::move(tasks.begin(), tasks.end(), std::back_inserter(waiting_));
   }
@@ -173,12 +193,10 @@ std::vector<Task> Engine::admit() {
 
 void Engine::advance(std::vector<Task> joined) {
   try {
-    if (!joined.empty())
-      begin(std::move(joined));
-    else if (!running_.empty())
-      batch_->step();
+    if (!joined.empty()) begin(std::move(joined));
+    if (batch_->active() > 0) batch_->step();
   } catch (...) {
-    fail_all(std::current_exception());
+    fail_all(told());
   }
   // An answer knows when it has ended.
   std::erase_if(running_, [](const Task& task) { return !task.answer->finish_reason().empty(); });
@@ -214,7 +232,7 @@ void Engine::begin(std::vector<Task> tasks) {
       if (alone && !in_force_) in_force_ = std::make_unique<InForce>(model_, task.packs);
       if (!alone && !task.packs.empty()) set = edited(task.packs);
     } catch (...) {
-      task.answer->fail(std::current_exception());  // of this one alone
+      task.answer->fail(told());  // of this one alone
       continue;
     }
     if (set) {
@@ -240,8 +258,9 @@ void Engine::begin(std::vector<Task> tasks) {
   if (!rows.empty()) batch_->add(std::move(rows));
 }
 
-// Whether some of it lies elsewhere than in these matrices.
+// Whether some of it lies elsewhere than in these matrices, or the model has hooks that have to see the edited ones.
 bool Engine::beside(const PackSet& packs) const {
+  if (hooked_ && !packs.empty()) return true;
   for (const auto& one : packs) {
     if (!one.pack->runtime.empty()) return true;
     for (const auto& delta : one.pack->deltas)
@@ -320,7 +339,7 @@ void Engine::run(Exclusive& exclusive) {
     const InForce scope(model_, exclusive.packs);
     exclusive.work(model_, scope.runtime());
   } catch (...) {
-    exclusive.error = std::current_exception();
+    exclusive.error = told();
   }
   if (!aside.empty()) in_force_ = std::make_unique<InForce>(model_, aside);
   const std::lock_guard lock(mutex_);

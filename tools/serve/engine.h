@@ -8,6 +8,7 @@
 // Goals: every answer comes from exactly one set of packs, and no set waits for another longer than it must.
 #pragma once
 
+#include <emend/core/cancel.h>
 #include <emend/hooks/hook_point.h>
 #include <emend/models/generation.h>
 
@@ -61,6 +62,10 @@ class Engine {
   [[nodiscard]] const models::Model& model() const noexcept { return model_; }
   /// Of a prompt and its answer together.
   [[nodiscard]] int64_t most_tokens() const;
+  /// Texts of so many tokens each that may be continued at once.
+  [[nodiscard]] int64_t rows_of(int64_t tokens) const;
+  /// Requested by stop().
+  [[nodiscard]] const CancelToken& stopping() const noexcept { return stopping_; }
 
  private:
   struct Place;
@@ -81,6 +86,8 @@ class Engine {
 
   models::Model& model_;
   const EngineOptions options_;
+  const bool hooked_;  ///< by what the model's own folder holds beside the weights
+  CancelToken stopping_;
   std::vector<Place> places_;
   int64_t token_bytes_ = 0;
   mutable std::mutex mutex_;

@@ -104,7 +104,7 @@ struct HttpServer::State {
   void admit(const httplib::Request& request) const {
     if (request.get_header_value_count("Host") > 1) throw HttpError(400, "Host is given twice; name one");
     const std::string host = request.get_header_value("Host");
-    if (is_loopback(options.host) && !is_loopback(host_of(host)))
+    if (options.token.empty() && is_loopback(options.host) && !is_loopback(host_of(host)))
       throw HttpError(403, "Host is not a name of this machine's loopback");
     if (request.has_header("Origin")) {
       const std::string origin = request.get_header_value("Origin");
@@ -233,6 +233,10 @@ void HttpServer::serve(std::vector<Route> routes) {
   if (!state_->server.listen_after_bind())
     throw Error(ErrorClass::kIo, {state_->options.host + ":" + std::to_string(state_->port),
                                   "no connection can be taken", "an address that stays", "start the server again"});
+}
+
+bool HttpServer::running() const noexcept {
+  return state_->server.is_running();
 }
 
 void HttpServer::stop() noexcept {

@@ -96,7 +96,8 @@ class HttpServer {
   [[nodiscard]] int port() const noexcept;
   /// Answers until stop(). Throws Error(kIo) if the system ends it earlier.
   void serve(std::vector<Route> routes);
-  void stop() noexcept;  ///< from any thread
+  [[nodiscard]] bool running() const noexcept;  ///< it answers; stop() ends nothing before
+  void stop() noexcept;                         ///< from any thread
   /// "emend_http_requests_total{route="…",status="200"} 3" …
   [[nodiscard]] std::string metrics() const;
 

@@ -30,13 +30,14 @@ bool is_pack_name(const std::string& name) {
   return !name.empty() && name.size() <= 64 && name[0] != '.' && std::ranges::all_of(name, allowed);
 }
 
-void require_together(const PackSet& packs) {
-  std::vector<editors::NamedPack> named;
+// `held`: what is in force in the model's own folder.
+void require_together(std::vector<editors::NamedPack> held, const PackSet& packs) {
+  const size_t before = held.size();
   for (auto one = packs.begin(); one != packs.end(); ++one)
     if (std::any_of(packs.begin(), one, [&](const auto& other) { return other.name == one->name; }))
       refuse("packs: " + one->name + " is named twice; expected each of them once");
-  for (const auto& one : packs) named.push_back({one.name, *one.pack});
-  editors::require_together(named, 0, false, "packs", "take one of them out of force");
+  for (const auto& one : packs) held.push_back({one.name, *one.pack});
+  editors::require_together(held, before, false, "packs", "take one of them out of force");
 }
 
 // What could be said only while answers run.
@@ -66,7 +67,9 @@ PackFolder::PackFolder(fs::path folder, const models::Model& model, const Log& l
     : folder_(std::move(folder)),
       model_(model),
       fingerprint_(model.fingerprint()),
-      lineage_(editors::lineage_of(model.checkpoint().path())) {
+      lineage_(editors::lineage_of(model.checkpoint().path())),
+      held_(editors::packs_in_force(model.checkpoint().path())) {
+  for (auto& [name, pack] : held_) pack.rebase(fingerprint_);
   fs::create_directories(folder_);
   // Let go by the system when the process ends, however it ends.
   lock_ = Descriptor(::open((folder_ / ".lock").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0644));
@@ -114,7 +117,7 @@ void PackFolder::read_state(const Log& log) {
       log.warning("serve.pack", "the pack " + name + " was in force and is not here any more");
   }
   try {
-    require_together(collect(active_));
+    require_together(held_, collect(active_));
     for (auto& one : packs_)
       if (state.contains("strengths") && state["strengths"].contains(one.name))
         scale(one, state["strengths"][one.name]);
@@ -160,7 +163,7 @@ PackSet PackFolder::named(const std::vector<std::string>& names) const {
     const std::lock_guard lock(mutex_);
     set = collect(names);
   }
-  require_together(set);
+  require_together(held_, set);
   return set;
 }
 
@@ -244,7 +247,7 @@ void PackFolder::change(const std::string& name, const Change& change) {
                     name);
   }
   if (wanted != active_) try {
-      require_together(collect(wanted));
+      require_together(held_, collect(wanted));
     } catch (const Error& error) {
       throw HttpError(409, error.what(), "packs_conflict");
     }

@@ -83,6 +83,7 @@ class PackFolder {
   const models::Model& model_;
   const std::string fingerprint_;
   const editors::Lineage lineage_;
+  std::vector<editors::NamedPack> held_;  ///< in force in the model's own folder
   Descriptor lock_;
   mutable std::mutex mutex_;
   std::vector<ServedPack> packs_;

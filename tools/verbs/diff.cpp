@@ -161,7 +161,7 @@ ordered_json top_tokens(const at::Tensor& log_probs_V, int64_t n, const models::
   const auto [values, tokens] = log_probs_V.topk(std::min<int64_t>(n, log_probs_V.size(0)));
   auto list = ordered_json::array();
   for (int64_t i = 0; i < values.size(0); ++i)
-    list.push_back({{"token", tokenizer.decode(std::vector<int64_t>{tokens[i].item<int64_t>()})},
+    list.push_back({{"token", tokenizer.decode_more(std::vector{tokens[i].item<int64_t>()})},
                     {"probability", std::exp(values[i].item<double>())}});
   return list;
 }

@@ -122,6 +122,9 @@ int run_export(const ExportArguments& options, Common& common) {
   if (options.card && !folder) require_new(workflow::card_path(options.out), options.apply.force);
   if (!options.type.empty()) (void)models::parse_ggml_type(options.type);
   const auto checkpoint = open_named(options.model);
+  if (options.to != "model") models::require_apart(options.out, checkpoint->path());
+  if (!folder && std::filesystem::exists(options.out))
+    workflow::require_own_kind(workflow::save_format(options.to), options.out);
   const auto all = workflow::Packs::load(*checkpoint, options.packs, options.apply, "export",
                                          setting("allow_conflicts") + " adds them all the same");
   auto model = load_named(checkpoint, options.model, common);
@@ -138,6 +141,7 @@ int run_export(const ExportArguments& options, Common& common) {
                               .peft = options.peft,
                               .type = options.type,
                               .base = options.base,
+                              .judged = options.apply.force,
                               .lent = common});
   document["format"] = options.to;
   std::string text = "wrote " + options.out + " (" + options.to + ")\n";

@@ -153,7 +153,8 @@ int run_convert_facts(const ConvertFactsArguments& options, const Common& common
                 {"from", report.from},
                 {"to", report.to},
                 {"facts", report.facts},
-                {"lost", report.lost}},
+                {"lost", report.lost},
+                {"zsre_target", report.alt ? nlohmann::ordered_json("alt") : nlohmann::ordered_json()}},
                counted(report.facts, "fact") + " from " + report.from + " to " + report.to + ": " + options.out +
                    (report.alt ? ", to be read with --zsre-target alt" : "") + "\n");
   return 0;

@@ -117,7 +117,7 @@ int continue_ids(const GenerateArguments& options, const std::vector<std::vector
   std::string text;
   for (size_t i = 0; i < rows.size(); ++i) {
     document.push_back({{"ids", outputs[i]}, {"prompt_ids", rows[i]}});
-    if (model.has_tokenizer()) document.back()["text"] = model.tokenizer().decode(outputs[i], true);
+    if (model.has_tokenizer()) document.back()["text"] = model.tokenizer().decode_more(outputs[i], true);
     if (rows.size() > 1 || !outputs[i].empty())  // a line a row
       text += join(outputs[i], " ", [](int64_t id) { return std::to_string(id); }) + "\n";
   }
@@ -169,7 +169,7 @@ int continue_texts(const GenerateArguments& options, const std::vector<std::stri
   if (!options.ignore_eos) generate.stop_ids = tokenizer.eos_ids();
   warn_of_length(rows, model, generate.max_new_tokens, common.log);
   const bool stream = !common.json && prompts.size() == 1;
-  models::StreamDecoder decoder(tokenizer);
+  models::StreamDecoder decoder(tokenizer, /*skip_special=*/true, /*at_start=*/false);
   if (stream) {
     std::cout << printable(prompts[0]) << std::flush;
     generate.on_token = [&](int64_t, int64_t id) { std::cout << printable(decoder.push(id)) << std::flush; };
@@ -182,7 +182,7 @@ int continue_texts(const GenerateArguments& options, const std::vector<std::stri
   auto document = nlohmann::ordered_json::array();
   std::string all;
   for (size_t i = 0; i < prompts.size(); ++i) {
-    const std::string text = tokenizer.decode(outputs[i], true);
+    const std::string text = tokenizer.decode_more(outputs[i], true);
     document.push_back({{"ids", outputs[i]}, {"prompt", prompts[i]}, {"text", text}});
     all += prompts[i] + text + "\n";
   }

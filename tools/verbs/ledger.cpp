@@ -51,8 +51,8 @@ int print_ledger(const editors::Ledger& ledger, const std::string& folder, const
   return 0;
 }
 
-// What is edited in place must be the user's own folder.
-void require_own(const std::filesystem::path& model, bool folder, const Common& common) {
+// What is edited in place must be the user's own folder; `elsewhere`: --out would do.
+void require_own(const std::filesystem::path& model, bool folder, bool elsewhere, const Common& common) {
   const std::string hub = models::hub_name(model);
   if (folder && hub.empty()) return;
   const std::string name = hub.empty() ? model.stem().string() : hub.substr(hub.find('/') + 1);
@@ -60,17 +60,18 @@ void require_own(const std::filesystem::path& model, bool folder, const Common& 
           hub.empty() ? "a GGUF file, which is not edited in place"
                       : "a model in the Hugging Face cache, which other programs share",
           "a folder of its own for the edited model",
-          workflow::command_text(common.command_line) + " --out " + name + "-edited"});
+          elsewhere ? workflow::command_text(common.command_line) + " --out " + name + "-edited"
+                    : "name a model folder that holds edits"});
 }
 
 // Lets `change` work on the model's ledger, or on that of a copy of the model in --out. A GGUF file is first written as
 // a folder.
 int change_model(LedgerArguments& options, const Common& common, const std::function<void(editors::Ledger&)>& change,
-                 bool reverts = false) {
+                 bool reverts = false, bool reorders = false) {
   const std::filesystem::path model = open_named(options.model)->path();
   const bool folder = std::filesystem::is_directory(model);
   if (options.out.empty()) {
-    require_own(model, folder, common);
+    require_own(model, folder, !reorders && (folder || !reverts), common);
     editors::Ledger ledger(model, common.log);
     change(ledger);
     return print_ledger(ledger, model.string(), common);
@@ -134,7 +135,8 @@ VerbRun setup_reorder(Options& o) {
   auto& options = common_setup(o);
   o.add("ID", &options.edits, "ids of all edits in force, in the order wanted", {.type = "ID", .required = true});
   return [&options](Common& common) {
-    return change_model(options, common, [&](editors::Ledger& ledger) { ledger.reorder(options.edits); });
+    return change_model(
+        options, common, [&](editors::Ledger& ledger) { ledger.reorder(options.edits); }, false, true);
   };
 }
 

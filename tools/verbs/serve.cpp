@@ -97,7 +97,7 @@ int run_serve(const ServeArguments& given, Common& common) {
   workflow::Handles lent;
   const auto load = [&] { return load_named(checkpoint, options.edit.model, common); };
   serve::Engine engine(model, options.engine);
-  serve::Completions completions(engine, packs, base_name(*checkpoint), options.limits);
+  serve::Completions completions(engine, packs, base_name(*checkpoint), options.limits, beside.runtime());
   const fs::path work = place / ".emend-serve";
   const auto prepare = [&](auto& edit, const auto& facts) { prepare_edit(edit, model, facts); };
   serve::Jobs jobs(load, prepare, packs, work, options.edit, lent);
@@ -108,6 +108,7 @@ int run_serve(const ServeArguments& given, Common& common) {
     return name == "set" ? "\"settings\"" : "\"" + std::string(name) + "\"";
   });
   api.http_metrics = [&] { return server.metrics(); };
+  common.cancel.check("serve");
   auto serving = std::async(std::launch::async, [&] { server.serve(serve::api_routes(api)); });
   const std::string host =
       options.http.host.find(':') == std::string::npos ? options.http.host : "[" + options.http.host + "]";
@@ -117,6 +118,8 @@ int run_serve(const ServeArguments& given, Common& common) {
   common.log.info("serve.stop", "stopping: what runs is cancelled, packs stay as they are");
   engine.stop();
   jobs.stop();
+  while (!server.running() && serving.wait_for(std::chrono::milliseconds(1)) != std::future_status::ready) {
+  }
   server.stop();
   serving.get();
   return 0;
@@ -140,12 +143,12 @@ VerbRun setup_serve(Options& o) {
       .add("--connections", &options.http.threads, "connections that are served at once", {.limits = {2, 4096}});
   o.group("Limits")
       .add("--rows", &options.engine.rows, "texts that are continued together", {.limits = {1, 1024}})
-      .add("--queue", &options.engine.queue, "texts that wait; more are refused (429)", {.limits = kNonNegative})
+      .add("--queue", &options.engine.queue, "texts that wait; more are refused (429)", {.limits = {0, 1 << 20}})
       .add("--kv-cache", &options.cache_mib, "MiB of keys and values", {.limits = {1, 1 << 30}})
       .add("--max-tokens", &options.limits.max_tokens, "new tokens of an answer", {.limits = kPositive})
       .add("--chat-format", &options.limits.chat_format, "how turns are written; default: told by the model's template",
            {.type = "NAME", .choices = models::chat_format_names()})
-      .add("--timeout", &options.limits.timeout_s, "seconds for an answer", {.limits = kPositive});
+      .add("--timeout", &options.limits.timeout_s, "seconds for an answer", {.limits = {1, 1 << 30}});
   o.group("Edits")
       .add("--editor", &edit.editor, "method where a request names none",
            {.type = "NAME", .shown = "latch where it has a preset for the model, else memit"})

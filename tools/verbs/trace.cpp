@@ -270,9 +270,11 @@ std::vector<Trial> sweep(models::Model& model, const SuggestArguments& options, 
 }
 
 /// The file's text: evidence as comments, then one line a field.
-std::string to_yaml(const nlohmann::json& suggestion, const nlohmann::json& values, const std::string& model) {
+std::string to_yaml(const nlohmann::json& suggestion, const nlohmann::json& values, const std::string& model,
+                    const std::string& editor) {
   std::string text = "# Suggested by emend for " + model + ".\n";
   for (const auto& line : suggestion["why"]) text += "# " + line.get<std::string>() + "\n";
+  text += "alg_name: " + editor + "\n";
   for (const auto& [key, value] : values.items())
     if (!value.is_null()) text += key + ": " + (value.is_array() ? bracketed(value) : value.dump()) + "\n";
   return text;
@@ -355,7 +357,7 @@ int run_suggest(const SuggestArguments& given, Common& common) {
   }
   const auto editor = editors::make_editor(options.editor, raw, model, common.log);
   const auto values = editor->hparams();
-  const std::string yaml = to_yaml(suggestion, values, checkpoint->path().filename().string());
+  const std::string yaml = to_yaml(suggestion, values, checkpoint->path().filename().string(), options.editor);
   if (!options.out.empty()) write_file(options.out, yaml);
   nlohmann::ordered_json document = suggestion;
   document["editor"] = options.editor;

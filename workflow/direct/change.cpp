@@ -112,15 +112,14 @@ bool writes_into_stream(const models::ExpectedTensor& tensor) {
 // The tensors of a layer's table, by part.
 using Tables = std::vector<models::ExpectedTensor>;
 
-// Under the name that the checkpoint has it: files may leave the base prefix out.
+// Under the names of the checkpoint: files may leave the base prefix out, or have another before it.
 Tables tables_of(const models::Model& model) {
   Tables tables = models::expected_tensors(model.family(), model.config());
-  const std::set<std::string> own(model.weight_names().begin(), model.weight_names().end());
-  const std::string& prefix = model.family().base_prefix;
+  std::map<std::string, std::string> own;
+  for (const auto& name : model.weight_names())
+    for (const auto& spelling : models::table_spellings(model.family(), name)) own.emplace(spelling, name);
   for (auto& tensor : tables)
-    if (!own.contains(tensor.name) && tensor.name.starts_with(prefix) &&
-        own.contains(tensor.name.substr(prefix.size())))
-      tensor.name = tensor.name.substr(prefix.size());
+    if (const auto found = own.find(tensor.name); found != own.end()) tensor.name = found->second;
   return tables;
 }
 

@@ -342,8 +342,7 @@ DirectChangeOptions DirectJob::change_options(const models::Model& model, bool b
   auto change = options_.change;
   if (change.answer_start && (options_.no_chat || model.tokenizer().chat_template().empty()))
     lent.log.warning("direct.where",
-                     "without a chat template the last token of a prompt is one like any other: other "
-                     "texts will hardly be told from it");
+                     "without a chat template a prompt's last token can hardly be told from those of other texts");
   const auto ids_of = [&](const std::vector<ContrastPrompt>& prompts, std::vector<std::vector<int64_t>>& texts) {
     for (auto& row : prompt_rows(model, prompts, !options_.no_chat)) texts.push_back(std::move(row));
   };
@@ -452,10 +451,13 @@ void DirectJob::check_save(const models::Model& model) const {
     if (format.check) format.check(model, setting("save"));
     if (!format.adapter) continue;
     for (const auto& way : options_.action == "optimise" ? options_.by : std::vector<std::string>{options_.action})
-      if (options_.spare.empty() && changes_biases(model, way, options_.change.layers))
+      if (const bool experts = name == "lora" && way == "ablate" && model.config().n_experts > 0;
+          experts || (options_.spare.empty() && changes_biases(model, way, options_.change.layers)))
         throw Error(ErrorClass::kUnsupported,
-                    {setting("save", name), way + " changes biases of this model", "a change of matrices alone",
-                     "save pack, gguf or model; or spare texts (" + setting("spare") + "): biases then stay"});
+                    {setting("save", name), way + " changes " + (experts ? "experts" : "biases") + " of this model",
+                     "a change of matrices that every token enters",
+                     std::string("save pack, gguf or model") +
+                         (experts ? "" : "; or spare texts (" + setting("spare") + "): biases then stay")});
   }
 }
 

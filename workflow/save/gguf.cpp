@@ -58,7 +58,7 @@ SaveFormat save_gguf() {
       changed.push_back({{"tensor", tensor.name},
                          {"type", models::to_string(tensor.type)},
                          {"rounding_relative_to_edit", tensor.error_of_change}});
-      if (request.edited && tensor.error_of_change > 0.5)
+      if (tensor.error_of_change > 0.5)
         request.lent.log.warning("save.gguf", tensor.name + ": rounding to " +
                                                   std::string(models::to_string(tensor.type)) + " takes away " +
                                                   std::to_string(static_cast<int>(100 * tensor.error_of_change)) +

@@ -36,7 +36,8 @@ SaveFormat save_model() {
       if (request.pack_file.empty()) editors::save_pack(pack = folder / "edit.pack", request.pack);
     };
     const auto change = [&](editors::Ledger& ledger) {
-      ledger.apply({pack}, {.accepted_bases = {request.model.fingerprint()}, .allow_conflicts = true});
+      ledger.apply({pack},
+                   {.force = request.judged, .accepted_bases = {request.model.fingerprint()}, .allow_conflicts = true});
       if (request.pack_file.empty()) std::filesystem::remove(pack);
     };
     editors::write_edited_folder(request.out, write, change, /*replace=*/true, request.lent.log,

@@ -4,6 +4,8 @@
 #include <emend/models/tokenizer/detail/unicode.h>
 #include <pcre2.h>
 
+#include <cstring>
+
 namespace emend::models::detail {
 
 Regex::Regex(const std::string& pattern, const std::string& where)
@@ -66,13 +68,19 @@ class Translator {
   std::string run() {
     while (at_ < pattern_.size()) {
       const char c = pattern_[at_];
+      const size_t begin = out_.size();
+      if (c == '{' && bounded_repeat()) continue;
       if (c == '\\') {
         escape(false);
+        atom_ = begin;
       } else if (c == '[') {
         character_class();
+        atom_ = begin;
       } else if (c == '(' && pattern_.substr(at_, 2) == "(?") {
         group();
       } else {
+        if (c == ')') atom_ = std::string::npos;  // of a group, whose beginning is not kept
+        if (!std::strchr("()*+?{}|", c)) atom_ = begin;
         out_ += c;
         ++at_;
       }
@@ -114,8 +122,25 @@ class Translator {
         return;
       }
     }
-    out_ += pattern_.substr(at_, 2);
-    at_ += 2;
+    size_t length = 2;
+    if ((kind == 'x' || kind == 'o') && pattern_.substr(at_ + 2, 1) == "{")  // the braces are its own
+      if (const size_t close = pattern_.find('}', at_); close != std::string_view::npos) length = close + 1 - at_;
+    out_ += pattern_.substr(at_, length);
+    at_ += length;
+  }
+
+  // "X{1,3}+" repeats X{1,3} in Ruby syntax; for PCRE2 it is possessive.
+  bool bounded_repeat() {
+    const size_t close = pattern_.find('}', at_);
+    if (close == std::string_view::npos || pattern_.substr(close + 1, 1) != "+") return false;
+    const auto bounds = pattern_.substr(at_, close + 1 - at_);
+    if (bounds.find_first_not_of("0123456789,", 1) != bounds.size() - 1 || bounds.size() < 3) return false;
+    if (atom_ == std::string::npos) refuse("a repeated group with bounds");
+    out_.insert(atom_, "(?:");
+    out_ += std::string(bounds) + ")+";
+    at_ = close + 2;
+    atom_ = std::string::npos;
+    return true;
   }
 
   // "[…]", nested positive classes flattened into their union.
@@ -177,6 +202,7 @@ class Translator {
   const std::string& where_;
   std::string out_;
   size_t at_ = 0;
+  size_t atom_ = std::string::npos;  // where the last one begins in out_
   int depth_ = 0;
 };
 

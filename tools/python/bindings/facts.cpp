@@ -43,9 +43,9 @@ Fact make_fact(const std::string& prompt, const std::string& subject, const std:
                const py::object& locality, const py::object& portability, const py::object& extra) {
   Fact fact;
   fact.prompt = prompt;
-  fact.subject = subject;
-  fact.target_new = target_new;
-  fact.target_true = target_true;
+  fact.subject = trimmed(subject);  // as files are read
+  fact.target_new = trimmed(target_new);
+  if (target_true) fact.target_true = trimmed(*target_true);
   fact.target_true_aliases = target_true_aliases;
   fact.relation_id = relation_id;
   for (const Texts* texts : {&paraphrases, &paraphrase_prompts}) append(fact.paraphrase_prompts, *texts);
@@ -113,7 +113,13 @@ FactSet from_rows(const py::list& rows) {
   auto list = nlohmann::json::array();
   for (const auto& row : rows) {
     list.push_back(py::isinstance<Fact>(row) ? datasets::to_json(row.cast<const Fact&>()) : to_json(row, "facts"));
-    if (py::isinstance<Fact>(row) && list.back()["case_id"] < 0) list.back().erase("case_id");  // it gets a free one
+    auto& one = list.back();
+    if (py::isinstance<Fact>(row) && one["case_id"] < 0) one.erase("case_id");             // it gets a free one
+    if (const auto extra = one.find("extra"); extra != one.end() && extra->is_object()) {  // of to_dict
+      const nlohmann::json kept = *extra;
+      one.erase(extra);
+      for (const auto& [key, value] : kept.items()) one.emplace(key, value);
+    }
   }
   return datasets::parse_fact_rows(list, "facts", {}, warnings());
 }

@@ -115,7 +115,7 @@ std::vector<std::string> generate(const Model& model, const py::object& prompts,
   const at::NoGradGuard no_gradients;
   std::vector<std::string> texts;
   for (const auto& ids : models::generate(model, rows, options))
-    texts.push_back(model.tokenizer().decode(ids, /*skip_special=*/true));
+    texts.push_back(model.tokenizer().decode_more(ids, /*skip_special=*/true));
   return texts;
 }
 

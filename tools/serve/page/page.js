@@ -319,6 +319,9 @@ async function watch(asked, where, then) {
     stop.onclick = () => get("v1/edits/" + id, undefined, "DELETE").catch((error) => { line.textContent = error.message; });
     let job = null;
     for (let tries = 0; !job && tries < 200; ++tries) {
+      if (tries) await new Promise((resolve) => setTimeout(resolve, 1000));
+      seen.length = 0;  // every try tells all from the beginning
+      for (const told of [...box.querySelectorAll("p.bad")]) if (told !== line) told.remove();
       try {
         for await (const event of events(await call(`v1/edits/${id}/events`))) {
           if (event.event === "end") { job = event.job; break; }
@@ -331,9 +334,9 @@ async function watch(asked, where, then) {
         }
       } catch (error) {
         if (error.message !== "the server does not answer") throw error;
-        await new Promise((resolve) => setTimeout(resolve, 1000));
       }
     }
+    if (!job) throw new Error("the server does not answer");
     bar.value = 1;
     stop.remove();
     const edits = job.edits || {}, done = job.status === "done";
