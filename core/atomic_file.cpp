@@ -1,6 +1,7 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/staged.h>
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -46,6 +47,13 @@ Descriptor open_for_reading(const std::filesystem::path& path, struct stat& info
 
 Descriptor::~Descriptor() {
   if (fd >= 0) ::close(fd);
+}
+
+bool lock_alone(int fd, const std::filesystem::path& path) {
+  if (::flock(fd, LOCK_EX | LOCK_NB) == 0) return true;
+  if (errno == EWOULDBLOCK) return false;
+  if (errno != ENOSYS && errno != EOPNOTSUPP && errno != ENOLCK) throw_io(path, "lock", errno);
+  return true;
 }
 
 AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)) {

@@ -22,6 +22,10 @@ struct Descriptor {
   ~Descriptor();
 };
 
+/// Locks a file for its owner alone, for as long as it is open. False if another process has it. True also where the
+/// file system has no locks. Throws Error(kIo) naming `path` if it cannot be locked for another reason.
+[[nodiscard]] bool lock_alone(int fd, const std::filesystem::path& path);
+
 /// An output file that takes its final name only on commit(). The destructor removes an uncommitted temporary.
 /// A link to a file is replaced, never written through: a folder of somebody else's may have links that lead anywhere.
 /// Every write error throws Error(kIo) naming the path and the system's reason (full disk, no permission).

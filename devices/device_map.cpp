@@ -193,7 +193,7 @@ class ExplicitMap {
     auto plan = PlacementPlan::single(device_of_part(names_.embedding), 0);
     if (!names_.position.empty()) plan.position = device_of_part(names_.position);
     for (int64_t l = 0; l < n_layers_; ++l) plan.layers.push_back(*find(names_.layer(l)));
-    plan.final_norm = device_of_part(names_.final_norm);
+    plan.final_norm = names_.final_norm.empty() ? plan.layers.back() : device_of_part(names_.final_norm);
     plan.head = head_is_named() ? device_of_part(names_.head) : plan.embedding;
     if (tied_ && plan.head != plan.embedding) {
       plan.tied_copy = true;

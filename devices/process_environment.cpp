@@ -87,7 +87,10 @@ ProcessEnvironment read_process_environment(const EnvironmentFn& environment) {
   result.local_rank = reader.number_or(dialect->local_rank, result.rank, 0, kMaxProcesses);
   const int nodes = result.source == "Slurm" ? reader.number_or("SLURM_STEP_NUM_NODES", 1, 1, kMaxProcesses) : 1;
   result.local_size = reader.number_or(dialect->local_size, (result.size + nodes - 1) / nodes, 1, kMaxProcesses);
-  if (const auto job = reader.text(dialect->job)) result.master_port = port_of_job(*job);
+  if (auto job = reader.text(dialect->job)) {
+    if (result.source == "Slurm") *job += "." + reader.text("SLURM_STEP_ID").value_or("");  // of several at once
+    result.master_port = port_of_job(*job);
+  }
   result.master_port = reader.number_or("MASTER_PORT", result.master_port, 1, 65535);
   result.agent_store = reader.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
   result.attempt = reader.text("TORCHELASTIC_RESTART_COUNT").value_or("0");

@@ -352,6 +352,7 @@ void RunningBatch::add(std::vector<BatchRow> rows) {
 
 void RunningBatch::step() {
   const at::NoGradGuard no_grad;
+  state_->forget_wrong_guesses(state_->rows, state_->cache);  // what a step read that was broken off
   state_->drop_finished(0.25);
   if (active() == 0) return;
   for (const auto& row : state_->rows)
@@ -409,7 +410,7 @@ Rows generate_together(const Model& model, const Rows& prompts, const GenerateOp
 }
 
 Rows generate(const Model& model, const Rows& prompts, const GenerateOptions& options, std::vector<Drafts> drafts) {
-  if (options.on_token || options.ends || options.on_logits)
+  if (options.on_token || options.ends || options.on_logits || options.on_error)
     return generate_together(model, prompts, options, std::move(drafts));
   require_drafts(prompts, drafts);
   const size_t n = prompts.size(), groups = groups_of_rows(model, n);

@@ -11,13 +11,44 @@ namespace emend::models {
 KvCache::KvCache(int n_layers, int64_t capacity)
     : keys_(n_layers), values_(n_layers), incomplete_(n_layers, false), capacity_(capacity), n_layers_(n_layers) {}
 
+KvCache::KvCache(const KvCache& other)
+    : keys_(other.keys_),
+      values_(other.values_),
+      incomplete_(other.incomplete_),
+      prompt_lengths_(other.prompt_lengths_),
+      lengths_(other.lengths_),
+      positions_(other.positions_),
+      capacity_(other.capacity_),
+      n_layers_(other.n_layers_) {
+  for (auto* tensors : {&keys_, &values_})
+    for (at::Tensor& x : *tensors)
+      if (x.defined()) x = x.clone();
+}
+
+KvCache& KvCache::operator=(const KvCache& other) {
+  return *this = KvCache(other);
+}
+
+// Slots for so many tokens and some that are still to come.
+static int64_t with_room(int64_t tokens) {
+  return tokens + tokens / 4 + 64;
+}
+
+// Slots for the longest row: those of a longer one that has gone are let go.
+int64_t KvCache::slots_for(const KvCache& other) const {
+  int64_t longest = 0;
+  for (const auto* lengths : {&lengths_, &other.lengths_})
+    for (const int64_t length : *lengths) longest = std::max(longest, length);
+  return with_room(longest);
+}
+
 void KvCache::reserve(int layer, const at::Tensor& like_BgTd, int64_t slots) {
   at::Tensor& keys = keys_[layer];
   at::Tensor& values = values_[layer];
-  const int64_t have = keys.defined() ? keys.size(2) : 0;
+  const int64_t have = keys.defined() && !empty() ? keys.size(2) : 0;  // an empty one may hold those of a broken pass
   if (have >= slots) return;
   int64_t wanted = std::max(capacity_, slots);
-  if (have > 0) wanted = std::max(wanted, 2 * have);
+  if (have > 0) wanted = std::max(wanted, with_room(have));
   for (at::Tensor* tensor : {&keys, &values}) {
     // Zeros, because attention multiplies masked slots by 0: they must be finite.
     at::Tensor grown =
@@ -47,41 +78,49 @@ KvCache KvCache::select_rows(const std::vector<int64_t>& rows) const {
     selected.positions_.push_back(positions_[r]);
     selected.prompt_lengths_.push_back(prompt_lengths_[r]);
   }
+  selected.capacity_ = 0;
+  const int64_t slots = selected.slots_for(selected);
   const at::Tensor index = at::tensor(rows, at::kLong);
   for (int layer = 0; layer < n_layers_; ++layer) {
     if (!keys_[layer].defined()) continue;
     const at::Tensor here = devices::route_like(index, keys_[layer], devices::Purpose::kInput);
-    selected.keys_[layer] = keys_[layer].index_select(0, here);
-    selected.values_[layer] = values_[layer].index_select(0, here);
+    const int64_t kept = std::min(keys_[layer].size(2), slots);
+    selected.keys_[layer] = keys_[layer].narrow(2, 0, kept).index_select(0, here);
+    selected.values_[layer] = values_[layer].narrow(2, 0, kept).index_select(0, here);
   }
   selected.incomplete_ = incomplete_;
   return selected;
 }
 
-// Slots that one side has more of stay zero on the other: masked slots must be finite.
+// Slots that one side has more of are zero on the other: masked slots must be finite.
 void KvCache::append_rows(const KvCache& other) {
   if (other.empty()) return;
   if (empty()) {
     *this = other;
     return;
   }
+  const int64_t slots = slots_for(other);
   for (int layer = 0; layer < n_layers_; ++layer) {
     const bool here = keys_[layer].defined(), there = other.keys_[layer].defined();
     if (here != there || incomplete_[layer] != other.incomplete_[layer])
       refuse({"key-value cache", "layer " + std::to_string(layer) + " in one of two caches that are joined",
               "caches that saw the same layers", "run both through the same passes"});
     if (!here) continue;
-    const auto join = [](const at::Tensor& a, const at::Tensor& b) {
-      const int64_t slots = std::max(a.size(2), b.size(2));
+    const auto join = [slots](const at::Tensor& a, const at::Tensor& b) {
       at::Tensor joined = at::zeros({a.size(0) + b.size(0), a.size(1), slots, a.size(3)}, a.options());
-      joined.narrow(0, 0, a.size(0)).narrow(2, 0, a.size(2)).copy_(a);
-      joined.narrow(0, a.size(0), b.size(0)).narrow(2, 0, b.size(2)).copy_(b);
+      int64_t begin = 0;
+      for (const at::Tensor* part : {&a, &b}) {
+        const int64_t kept = std::min(part->size(2), slots);
+        joined.narrow(0, begin, part->size(0)).narrow(2, 0, kept).copy_(part->narrow(2, 0, kept));
+        begin += part->size(0);
+      }
       return joined;
     };
     const at::NoGradGuard no_grad;
     keys_[layer] = join(keys_[layer], other.keys_[layer]);
     values_[layer] = join(values_[layer], other.values_[layer]);
   }
+  capacity_ = 0;
   lengths_.insert(lengths_.end(), other.lengths_.begin(), other.lengths_.end());
   positions_.insert(positions_.end(), other.positions_.begin(), other.positions_.end());
   prompt_lengths_.insert(prompt_lengths_.end(), other.prompt_lengths_.begin(), other.prompt_lengths_.end());

@@ -12,8 +12,13 @@ namespace emend::models {
 /// was. Created empty; each layer allocates from its own first keys, so nothing is ever on a wrong device.
 class KvCache {
  public:
-  /// `capacity` tokens a row are reserved at the first append (it grows by doubling when exceeded).
+  /// `capacity` tokens a row are reserved at the first append (it grows by a quarter when exceeded).
   explicit KvCache(int n_layers, int64_t capacity = 0);
+  KvCache(const KvCache& other);  ///< with keys and values of its own
+  KvCache& operator=(const KvCache& other);
+  KvCache(KvCache&&) = default;
+  KvCache& operator=(KvCache&&) = default;
+  ~KvCache() = default;
 
   [[nodiscard]] int64_t length(int64_t row) const { return lengths_.at(row); }
   [[nodiscard]] const std::vector<int64_t>& lengths() const noexcept { return lengths_; }
@@ -42,6 +47,7 @@ class KvCache {
   void store(int layer, const at::Tensor& keys_BgTd, const at::Tensor& values_BgTd,
              const std::vector<int64_t>& new_lengths);
   void reserve(int layer, const at::Tensor& like_BgTd, int64_t slots);
+  [[nodiscard]] int64_t slots_for(const KvCache& other) const;
   std::vector<at::Tensor> keys_, values_;
   std::vector<bool> incomplete_;
   std::vector<int64_t> prompt_lengths_;  // what length-dependent rotary forms were fixed by, a row

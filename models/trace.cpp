@@ -74,20 +74,30 @@ Patch::Patch(SiteRef site, hooks::HookFn function)
         return like(packed_again(made.defined() ? made : given, batch, self.site_.site), x);
       }) {}
 
+// Of scores: keys that are hidden stay hidden.
+static at::Tensor visible(const at::Tensor& x, const at::Tensor& value, Site site) {
+  return site == Site::kAttnScores ? at::where(x.isneginf(), x, value) : value;
+}
+
 Patch Patch::zero(SiteRef site) {
-  return {site, Value([](const at::Tensor& x, const TokenBatch&, const Patch&) { return at::zeros_like(x); })};
+  return {site, Value([](const at::Tensor& x, const TokenBatch&, const Patch& self) {
+            return visible(x, at::zeros_like(x), self.site_.site);
+          })};
 }
 
 Patch Patch::mean(SiteRef site) {
-  return {site,
-          Value([](const at::Tensor& x, const TokenBatch&, const Patch&) { return x.mean(0, true).expand_as(x); })};
+  return {site, Value([](const at::Tensor& x, const TokenBatch&, const Patch& self) {
+            const at::Tensor seen = x.masked_fill(x.isneginf(), NAN);
+            const at::Tensor mean = self.site_.site == Site::kAttnScores ? seen.nanmean(0, true) : x.mean(0, true);
+            return visible(x, mean.expand_as(x), self.site_.site);
+          })};
 }
 
 Patch Patch::set(SiteRef site, at::Tensor value) {
   return {site, Value([value](const at::Tensor& x, const TokenBatch& batch, const Patch& self) {
             const at::Tensor rows = by_rows(x, batch, self.site_.site);
             try {
-              return packed_again(like(value, x).expand_as(rows), batch, self.site_.site);
+              return visible(x, packed_again(like(value, x).expand_as(rows), batch, self.site_.site), self.site_.site);
             } catch (const c10::Error&) {
               self.misfit("a value of shape " + shape_text(value.sizes()), "one that fits " + shape_text(rows.sizes()),
                           self.tokens_ ? "of some tokens, too, the value is that of all of them" : "");

@@ -160,10 +160,9 @@ std::string bash_script() {
          "  case $verb in\n" +
          cases +
          "  esac\n"
-         "  [[ $current == -* ]] && COMPREPLY=($(compgen -W \"$words\" -- \"$current\")) && return\n"
-         "  COMPREPLY=($(compgen -f -- \"$current\"))\n"
+         "  [[ $current == -* ]] && COMPREPLY=($(compgen -W \"$words\" -- \"$current\"))\n"
          "}\n"
-         "complete -o filenames -F _emend emend memit_edit\n";
+         "complete -o default -F _emend emend memit_edit\n";
 }
 
 std::string zsh_script() {
@@ -197,7 +196,7 @@ std::string zsh_script() {
          cases +
          "  esac\n"
          "}\n"
-         "compdef _emend emend memit_edit\n";
+         "if [[ ${funcstack[1]} == _emend ]]; then _emend \"$@\"; else compdef _emend emend memit_edit; fi\n";
 }
 
 std::string fish_script() {

@@ -106,7 +106,20 @@ void Changes::put_in(const editors::EditPack& pack, const editors::ApplyPackOpti
   wrote(pack.deltas);
 }
 
+// What was kept and not changed, or put back, is no change.
+void Changes::forget_unchanged() {
+  const auto& originals = transaction_->originals();
+  if (std::ranges::all_of(originals, [&](const auto& one) { return since_.contains(one.first); })) return;
+  const auto changed = transaction_->changed();
+  for (auto one = originals.begin(); one != originals.end();) {
+    const std::string& weight = (one++)->first;
+    if (!since_.contains(weight) && std::ranges::find(changed, weight) == changed.end())
+      transaction_->forget(std::string(weight));
+  }
+}
+
 void Changes::wrote(std::span<const WeightDelta> deltas) {
+  forget_unchanged();
   const bool needed = std::ranges::any_of(
       order_->parties, [&](const Changes* party) { return party != this && !party->since_.empty(); });
   for (const auto& [weight, original] : transaction_->originals())

@@ -46,6 +46,7 @@ class Changes {
 
  private:
   void rebase(const std::string& weight);
+  void forget_unchanged();
 
   std::shared_ptr<Order> order_;
   std::unique_ptr<editors::EditTransaction> transaction_;

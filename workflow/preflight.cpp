@@ -38,7 +38,7 @@ struct EditPhase {
   bool may_be_cached = false;  // its result may be there already: a shortage is a warning
 };
 
-constexpr int64_t kPassTokens = 4096;    // of a pass that collects keys or second moments
+constexpr int64_t kKeyTokens = 4096;     // of a pass that collects keys or second moments
 constexpr int64_t kProjectedRows = 256;  // rows that an evaluation projects to the vocabulary at once
 
 // Tokens of the facts' own prompts with their new targets.
@@ -158,7 +158,7 @@ EditPhase insert_phase(int64_t batch, const nlohmann::json& hparams, const FactT
   const auto layers = layers_of(hparams);
   const auto [rows, before] = contexts_of(hparams);
   const int64_t tokens = batch * rows * (before + count.longest);
-  EditPhase phase{"keys and solve of " + std::to_string(batch) + " facts", pass_of(std::min(kPassTokens, tokens), 1),
+  EditPhase phase{"keys and solve of " + std::to_string(batch) + " facts", pass_of(std::min(kKeyTokens, tokens), 1),
                   "shorter facts or contexts"};
   phase.setting = "batch_size";
   phase.value = batch;
@@ -173,7 +173,7 @@ EditPhase insert_phase(int64_t batch, const nlohmann::json& hparams, const FactT
 }
 
 EditPhase statistics_phase(const nlohmann::json& hparams) {
-  EditPhase phase{"second moments", pass_of(kPassTokens, 1),
+  EditPhase phase{"second moments", pass_of(kKeyTokens, 1),
                   "compute them first with `emend stats` under a map that has room: the cache serves this run"};
   phase.work.editing_layers = layers_of(hparams);
   phase.work.statistics = true;
@@ -315,18 +315,20 @@ std::vector<EditPhase> edit_phases(const RunOptions& options, const nlohmann::js
   const FactTokens count = count_tokens(tokenizer, facts);
   const bool solves = editor.solves();
   std::vector<EditPhase> phases;
+  const auto all = std::ssize(facts.facts);
+  const bool alone = !editor.batch || (options.single() && options.batch_size == 0);
+  const int64_t together = alone ? 1 : options.batch_size > 0 ? std::min(options.batch_size, all) : all;
   if (!layers_of(hparams).empty() || editor.trains) {
-    const auto all = std::ssize(facts.facts);
     phases.push_back(solves ? target_phase(options, hparams, config, count)
                             : training_phase(hparams, count, all, config.n_layers));
-    const int64_t together = !editor.batch ? 1 : options.batch_size > 0 ? std::min(options.batch_size, all) : all;
     if (solves) phases.push_back(insert_phase(together, hparams, count));
     if (solves && hparams.value("mom2_adjustment", true)) phases.push_back(statistics_phase(hparams));
   }
   phases.push_back(evaluation_phase(options.metrics.batch_tokens > 0 ? options.metrics.batch_tokens : kPassTokens,
                                     count, facts.facts.size()));
   const auto metrics = metric_names(options.metrics, facts, options.single());
-  phases.push_back(writing_phase(std::ranges::find(metrics, "free") != metrics.end(), count, std::ssize(facts.facts)));
+  phases.push_back(
+      writing_phase(std::ranges::find(metrics, "free") != metrics.end(), count, options.single() ? together : all));
   if (options.watch) phases.push_back(guard_phase(tokenizer));
   return phases;
 }

@@ -115,14 +115,19 @@ std::shared_ptr<const models::Checkpoint> Run::with_room(std::shared_ptr<const m
 
 // Of several processes the first one has the folder and writes.
 void Run::open_folder(const models::Checkpoint& checkpoint) {
-  const std::filesystem::path folder = options_.out.empty()
-                                           ? RunDirectory::default_name(record_.editor, short_model_name(checkpoint))
-                                           : std::filesystem::path(options_.out);
+  std::filesystem::path folder = options_.out;
+  if (folder.empty()) {
+    const auto name = RunDirectory::default_name(record_.editor, short_model_name(checkpoint)).string();
+    folder = name;
+    for (int more = 2; std::filesystem::exists(folder); ++more) folder = name + "-" + std::to_string(more);
+  }
   models::require_apart(folder, checkpoint.path());
   folder_.emplace(folder, options_.resume ? Earlier::kInterrupted : Earlier::kNone);
   if (options_.resume && !std::filesystem::exists(folder / "checkpoint"))
     lent_.log.warning("run.resume", folder.string() + " holds no run that was interrupted: one begins there");
-  if (!options_.resume && !std::filesystem::exists(*folder_ / "run.jsonl")) {
+  folder_->require_free({"variants.json"});  // of a comparison, whose runs lie below
+  const bool begun = options_.resume && std::filesystem::exists(*folder_ / "checkpoint" / "settings.json");
+  if (!begun && !std::filesystem::exists(*folder_ / "run.jsonl")) {
     std::vector<std::string> written = {"cases.jsonl", "metrics.csv", "report.html", "report.json"};
     for (const auto& format : save_formats()) written.push_back(format.file);
     folder_->require_free(written);
@@ -169,13 +174,14 @@ std::string Run::summary() const {
 }
 
 bool Run::said_enough() const {
+  constexpr double kRounding = 1e-6;
   return complete_ && 100.0 * static_cast<double>(record_.count(Verdict::kSaid)) >=
-                          least_said_ * static_cast<double>(facts_.facts.size());
+                          least_said_ * static_cast<double>(facts_.facts.size()) - kRounding;
 }
 
 void Run::execute() {
   if (options_.dry_run) return;
-  if (complete_) refuse({"Run", "executed already", "one call of execute()", "make another Run"});
+  if (std::exchange(begun_, true)) refuse({"Run", "executed already", "one call of execute()", "make another Run"});
   const devices::Tf32Products products(options_.compute_dtype == "tf32");
   try {
     work();

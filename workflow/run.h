@@ -100,7 +100,7 @@ class Run {
   RunRecord record_;
   double least_said_ = 0;  ///< of the facts, in percent
   double began_ = 0;
-  bool complete_ = false;
+  bool begun_ = false, complete_ = false;
 };
 
 }  // namespace emend::workflow

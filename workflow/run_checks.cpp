@@ -71,7 +71,13 @@ nlohmann::json Run::settings() const {
                {"protocol", options_.protocol},
                {"solve_dtype", options_.solve_dtype},
                {"compute_dtype", record_.compute_dtype},
-               {"contexts", options_.contexts}});
+               {"contexts",
+                options_.templates ? nlohmann::json(options_.templates->groups) : nlohmann::json(options_.contexts)}});
+  if (options_.lifelong())  // all measurements of a sequence by the same rules
+    json.update({{"eval_at", options_.eval_at},
+                 {"health_limit", options_.metrics.health_limit},
+                 {"free_limit", options_.metrics.free_limit},
+                 {"free_style", options_.metrics.free_style}});
   json.update(guard_settings(options_));
   return json;
 }

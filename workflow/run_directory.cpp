@@ -13,7 +13,6 @@
 #include <emend/workflow/documents.h>
 #include <emend/workflow/run_directory.h>
 #include <fcntl.h>
-#include <sys/file.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -93,7 +92,7 @@ RunDirectory::RunDirectory(std::filesystem::path folder, Earlier expected) : fol
     throw Error(class_of_errno(errno),
                 {folder_.string(), std::string("cannot write to the run folder (") + std::strerror(errno) + ")", "",
                  "choose another folder with " + setting("out")});
-  if (::flock(lock_.fd, LOCK_EX | LOCK_NB) != 0)
+  if (!lock_alone(lock_.fd, lock_path))
     refuse({folder_.string(), "another run is writing to this folder", "",
             "wait for it, or choose another folder with " + setting("out")});
   try {
@@ -250,6 +249,7 @@ std::vector<std::string> RunCheckpoint::command_of(const std::filesystem::path& 
   std::vector<std::string> command;
   for (const auto& word : words)
     if (word.is_string()) command.push_back(word);
+  if (words.is_array() && words.empty()) return {};  // of a program that embeds this
   if (words.is_array() && command.size() == words.size() && command.size() > 1) return command;
   throw Error(ErrorClass::kCorruption, {path.string(), "no command line", "as the run wrote it",
                                         "remove the file, and give all options that the run began with"});

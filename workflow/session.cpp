@@ -42,7 +42,11 @@ class Session::Scope {
   }
   ~Scope() {
     context_.transaction = {};
-    changes_.wrote({});
+    try {
+      transaction.restore();  // unless it was committed
+      changes_.wrote({});
+    } catch (const std::exception&) {  // what is told is the error that led here
+    }
   }
 
   editors::EditTransaction transaction;
@@ -137,9 +141,9 @@ void Session::write_into(Scope& scope, Batch& result, std::span<const datasets::
       scope.transaction.restore();
       scope.transaction.commit();
       forget();
-      throw Error(ErrorClass::kNumeric,
-                  {"collapse guard", why, "a model that stays within the limits",
-                   "nothing was saved; use smaller batches, another editor, or " + setting("on_collapse", "skip")});
+      throw Error(ErrorClass::kNumeric, {"collapse guard", why, "a model that stays within the limits",
+                                         "nothing was saved; begin anew with smaller batches, another editor, or " +
+                                             setting("on_collapse", "skip")});
     }
     const bool kept = why.empty() || options_.on_collapse == "warn";
     if (!kept) {

@@ -232,6 +232,10 @@ void run_one(const Variant& variant, const Comparison& comparison, Handles lent)
   devices::reset_peak_memory(c10::Device(c10::kCPU));
   const bool begun = fs::exists(folder / "checkpoint");
   bool opened = false;
+  const auto failed = [&](const Error& error) {
+    lent.log.warning("compare.failed", variant.name + " failed: " + error.what());
+    note_failure(folder, error);
+  };
   try {
     Run run(std::move(options), lent);
     opened = true;
@@ -243,8 +247,11 @@ void run_one(const Variant& variant, const Comparison& comparison, Handles lent)
     // What was begun and cannot be gone on with as things are: nothing is wrong with the editor.
     const bool refused = begun && (!opened || error.error_class() == ErrorClass::kCorruption);
     if (error.error_class() == ErrorClass::kIo || refused) throw;
-    lent.log.warning("compare.failed", variant.name + " failed: " + error.what());
-    note_failure(folder, error);
+    failed(error);
+  } catch (const c10::Error& error) {  // above all memory that the others may not need
+    failed({ErrorClass::kDevice, error.what_without_backtrace()});
+  } catch (const std::bad_alloc&) {
+    failed({ErrorClass::kDevice, "the machine has no memory left"});
   }
 }
 

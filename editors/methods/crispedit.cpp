@@ -165,7 +165,6 @@ EditorInfo make_crispedit() {
   EditorInfo info = editor_entry("crispedit", "fine-tuning in the directions that ordinary text does not feel",
                                  "CrispEdit, 2026 (arXiv 2602.15823)", schema, new_crispedit);
   info.trains = true;
-  info.changes_vectors = has_mlp_biases;
   return info;
 }
 

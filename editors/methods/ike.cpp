@@ -99,14 +99,15 @@ class IkeRuntime final : public RuntimeEdit {
       for (const auto& [word, weight] : query)
         if (const auto found = facts_[i].vector.find(word); found != facts_[i].vector.end())
           similarity += weight * found->second;
-      if (similarity >= threshold_) ranked.emplace_back(similarity, i);
+      constexpr double kRounding = 1e-9;  // a prompt is as like itself as can be
+      if (similarity >= threshold_ - kRounding) ranked.emplace_back(similarity, i);
     }
     // The most similar fact stands last, next to the prompt.
     std::stable_sort(ranked.begin(), ranked.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
     if (static_cast<int64_t>(ranked.size()) > k_) ranked.resize(static_cast<size_t>(k_));
     std::string text;
     for (auto it = ranked.rbegin(); it != ranked.rend(); ++it) {
-      const std::string fact = facts_[it->second].prompt + " " + facts_[it->second].target;
+      const std::string fact = facts_[it->second].prompt + with_leading_space(facts_[it->second].target);
       text += "New Fact: " + fact + "\nPrompt: " + fact + "\n\n";
     }
     return text.empty() ? text : text + "Prompt: ";

@@ -29,6 +29,7 @@
 #include <emend/core/sha256.h>
 #include <emend/devices/route.h>
 #include <emend/editors/detail/latch_batch.h>
+#include <emend/editors/detail/latch_gates.h>
 #include <emend/editors/detail/statistics_parts.h>
 #include <emend/editors/steps/statistics.h>
 #include <emend/models/tokenizer/tokenizer.h>
@@ -247,10 +248,10 @@ class LatchEditor final : public NamedEditor {
 
   // A gate that opens where it should not does little harm alone and much among thousands: then more text is read.
   void read_text(const models::Model& model, std::span<const datasets::Fact> facts, const EditContext& context) {
-    std::set<std::string> subjects;
-    for (const auto& fact : facts) subjects.insert(fact.subject);
-    const size_t held = subjects.size() + memory_.front().whose.size();
-    const bool crowded = static_cast<int64_t>(held) >= h_.crowd;
+    const Ids& earlier = memory_.front().whose;
+    std::set<int64_t> subjects(earlier.begin(), earlier.end());
+    for (const auto& fact : facts) subjects.insert(detail::subject_number(fact.subject));
+    const bool crowded = std::ssize(subjects) >= h_.crowd;
     if (!text_.empty() && crowded == crowded_) return;
     const int64_t tokens = crowded ? std::max(h_.crowd_tokens, h_.text_tokens) : h_.text_tokens;
     text_ = text_rows(model, tokens, context);

@@ -173,6 +173,7 @@ class UnkeEditor final : public NamedEditor {
 
 std::unique_ptr<Editor> new_unke(const UnkeHparams& h, const RecipeInputs& in) {
   require_layers(h.layers, in.model, in.raw);
+  for (const int64_t layer : h.layers) (void)in.model.edit_site(static_cast<int>(layer));  // refuses experts
   if (h.v_loss_layer && *h.v_loss_layer >= in.model.n_layers())
     refuse({in.raw.where("v_loss_layer"), std::to_string(*h.v_loss_layer),
             "a layer below " + std::to_string(in.model.n_layers()), ""});
@@ -205,7 +206,6 @@ EditorInfo make_unke() {
   EditorInfo info = editor_entry("unke", "whole blocks trained to give a hidden state that says a long answer",
                                  "Deng et al., Everything is Editable, ICLR 2025", schema, new_unke);
   info.trains = true;
-  info.changes_vectors = [](const models::Model&) { return true; };
   return info;
 }
 

@@ -10,7 +10,6 @@
 #include <emend/editors/packs/ledger.h>
 #include <emend/models/checkpoint.h>
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -180,7 +179,7 @@ void Ledger::lock() {
                  "a writable folder", "copy the model, or write the edited one elsewhere (" + setting("out") + ")"});
   struct stat held {
   }, named{};
-  const bool mine = ::flock(lock_.fd, LOCK_EX | LOCK_NB) == 0 && ::fstat(lock_.fd, &held) == 0 &&
+  const bool mine = lock_alone(lock_.fd, ledger_ / "lock") && ::fstat(lock_.fd, &held) == 0 &&
                     ::stat((ledger_ / "lock").c_str(), &named) == 0 && held.st_ino == named.st_ino;
   if (!mine) {
     ::close(std::exchange(lock_.fd, -1));  // what the other one has made stays

@@ -162,23 +162,26 @@ class BatchEdit {
     for (size_t round = 0;; ++round) {
       std::vector<Unit*> now;
       for (auto& unit : units_.back())
-        if (unit.window == round && (round == 0 || of_fact[unit.fact].back()->status != FactStatus::kFailed))
-          now.push_back(&unit);
+        if (unit.window == round && (round == 0 || goes_on(*of_fact[unit.fact].back()))) now.push_back(&unit);
       if (now.empty()) break;
       optimise_round(now);
       for (const Unit* unit : now) of_fact[unit->fact].push_back(&targets_[*unit->target]);
     }
     for (const size_t i : facts) note_outcome(i, of_fact[i]);
     for (const Unit& unit : units_.back())
-      if (unit.target && targets_[*unit.target].status != FactStatus::kFailed &&
-          result_.outcomes[batch_.places[unit.fact]].status != FactStatus::kFailed)
+      if (const auto& windows = of_fact[unit.fact];
+          unit.target && targets_[*unit.target].status != FactStatus::kFailed &&
+          result_.outcomes[batch_.places[unit.fact]].status != FactStatus::kFailed &&
+          (windows.size() == 1 || goes_on(*windows.back())))  // of an answer of several windows all or none
         columns_.push_back(&unit);
-    for (const Unit* unit : columns_)
-      if (const auto& why = targets_[*unit->target].withheld; !why.empty()) {
-        result_.outcomes[batch_.places[unit->fact]].status = FactStatus::kFailed;
-        result_.outcomes[batch_.places[unit->fact]].reason = why;
+    for (const size_t i : facts)
+      if (const auto& why = of_fact[i].back()->withheld; !why.empty()) {
+        result_.outcomes[batch_.places[i]].status = FactStatus::kFailed;
+        result_.outcomes[batch_.places[i]].reason = why;
       }
   }
+
+  static bool goes_on(const Target& target) { return target.status != FactStatus::kFailed && target.withheld.empty(); }
 
   // Of the last round that succeeded; steps and curve of all.
   void note_outcome(size_t fact, const std::vector<const Target*>& windows) {
@@ -197,7 +200,8 @@ class BatchEdit {
     detail::Grouped grouped = detail::group_facts(facts, recipe_.merge_equal_keys, recipe_.targets.steps);
     for (size_t i = 0; i < now.size(); ++i)  // the earlier windows of a fact stand right before
       for (const Unit* earlier = now[i] - now[i]->window; earlier != now[i]; ++earlier)
-        hold(grouped.problems[grouped.problem_of_fact[i]], *earlier->rendered, targets_[*earlier->target]);
+        hold(grouped.problems[grouped.problem_of_fact[i]], *earlier->rendered, targets_[*earlier->target],
+             recipe_.modifiers.nas);
     auto targets = recipe_.optimise
                        ? recipe_.optimise(model_, grouped.problems, keys_of(grouped, facts), recipe_.targets, context_)
                        : optimise_targets(model_, grouped.problems, recipe_.targets, context_);

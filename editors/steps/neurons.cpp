@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/mapped.h>
+#include <emend/core/setting.h>
 #include <emend/devices/cores.h>
 #include <emend/devices/route.h>
 #include <emend/editors/detail/statistics_parts.h>
@@ -127,8 +128,10 @@ std::vector<int64_t> spare_neurons(const models::Model& model, const MlpWeights&
   if (places.size() < count)
     throw Error(ErrorClass::kInvalidArgument,
                 {"layer " + std::to_string(weights.down.layer),
-                 std::to_string(count) + " subjects for " + std::to_string(places.size()) + " spare neurons",
-                 "at most as many subjects as the layer has neurons to spare", "name more `layers`"});
+                 std::to_string(count) + " neurons to be written and " + std::to_string(places.size()) + " to spare",
+                 "two a subject in a layer of gates, and one a release",
+                 "name more `layers` or `release_layers`, edit in smaller parts, or add neurons (" +
+                     setting("spare_neurons") + ")"});
   return places;
 }
 

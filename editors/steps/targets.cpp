@@ -276,10 +276,12 @@ RenderedFact window_of(const RenderedFact& fact, std::pair<int64_t, int64_t> win
   return part;
 }
 
-void hold(TargetProblem& problem, const RenderedFact& earlier, const Target& target) {
+void hold(TargetProblem& problem, const RenderedFact& earlier, const Target& target, bool anchored) {
   EMEND_CHECK(problem.rows.size() == earlier.rows.size(), "windows of the same fact");
+  std::vector<at::Tensor> delta_D = target.delta_D;
+  for (size_t s = 0; anchored && s < delta_D.size(); ++s) delta_D[s] = target.target_D[s] - target.initial_D[s];
   for (size_t row = 0; row < earlier.rows.size(); ++row)
-    problem.held.push_back({row, earlier.rows[row].lookup, target.delta_D});
+    problem.held.push_back({row, earlier.rows[row].lookup, delta_D});
 }
 
 Target summarise(const std::vector<const Target*>& windows) {
@@ -358,6 +360,9 @@ std::vector<Target> share_targets(
     const std::vector<TargetProblem>& problems, const devices::WorkSharing& sharing,
     const std::function<std::vector<Target>(const std::vector<TargetProblem>&)>& optimise) {
   const auto costs = mapped(problems, cost_of);
+  if (!sharing.equal(packed(costs)))
+    throw Error(ErrorClass::kDevice, {"targets", "other prompts or facts in other processes", "the same in all",
+                                      "start processes on processors of one kind"});
   return sharing.map<Target>(
       costs,
       [&](devices::ItemRange range) {

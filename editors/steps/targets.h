@@ -164,7 +164,8 @@ struct TargetWindows {
 [[nodiscard]] RenderedFact window_of(const RenderedFact& fact, std::pair<int64_t, int64_t> window);
 
 /// Keeps the δ of an earlier window added in all rewriting rows of a later one's problem (same rows, same order).
-void hold(TargetProblem& problem, const RenderedFact& earlier, const Target& target);
+///   anchored  what is written of the target is another than the δ that was found (Norm-Anchor Scaling)
+void hold(TargetProblem& problem, const RenderedFact& earlier, const Target& target, bool anchored = false);
 
 /// What a fact's outcome says of its windows: the first one's δ, the sum of the steps, all curves one after the other
 /// and the worst status.

@@ -20,6 +20,8 @@ class EditTransaction {
 
   /// Keeps the weight's bytes in host memory; nothing if they are kept already. Throws Error(kNotFound).
   void keep(const std::string& weight);
+  /// Lets the original of a weight go that is as it was.
+  void forget(const std::string& weight) { originals_.erase(weight); }
   /// Puts all kept originals back, now. The transaction stays open.
   void restore();
   /// Exchanges the kept originals with what the model has now: the model is unedited until the next call, which gives

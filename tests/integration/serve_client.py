@@ -451,6 +451,7 @@ def strangers():
             ("trace", {**trace, "samples": 1.5}, "samples"), ("trace", {"prompt": "x"}, "subject"), ("lint", {"facts": 5}, "facts")):
         status, reply = server.call("/v1/" + path, body)
         assert status == 400 and reply["error"]["message"].startswith(field), (path, body, status, reply)
+        assert "completions" not in path or str(reply["error"]["param"]).startswith(field), (path, body, reply)
     never = server.call("/v1/completions", {"prompt": ["w", "x", "y", "z"]})  # one row, and two may wait
     assert never[0] == 400 and "at most 3" in never[1]["error"]["message"], never
     for body in {"position": -1, "active": True}, {"position": 0}, {"active": "yes"}, {}:

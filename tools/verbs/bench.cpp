@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <emend/core/error.h>
+#include <emend/core/setting.h>
 #include <emend/core/text.h>
 #include <emend/devices/kernels.h>
 #include <emend/devices/route.h>
@@ -112,6 +113,8 @@ class Bench {
 
   // Random weights of a published size.
   ordered_json run_shape() {
+    if (options_.edit.facts.read.limit < 1)
+      refuse({setting("limit", std::to_string(options_.edit.facts.read.limit)), "no number of facts", "1 or more", ""});
     load_shape(0);
     describe(options_.shape);
     document_["parameters"] = model_->parameter_count();

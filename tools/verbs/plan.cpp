@@ -81,17 +81,19 @@ int run_doctor(const ModelOptions& options, const Common& common) {
   const auto checkpoint = open_named(options);
   checks.push_back(check_tokenizer(*checkpoint));
   checks.push_back(check_weights(*checkpoint));
-  bool failed = false;
+  const size_t of_machine = checks.size() - 2;
+  bool failed = false, model_alone = true;
   auto document = nlohmann::ordered_json::array();
   std::string text;
-  for (const auto& check : checks) {
-    failed = failed || check.status == devices::CheckStatus::kFailed;
+  for (size_t i = 0; i < checks.size(); ++i) {
+    const auto& check = checks[i];
+    if (check.status == devices::CheckStatus::kFailed) failed = true, model_alone = model_alone && i >= of_machine;
     document.push_back(devices::to_json(check));
     text += std::string(devices::to_string(check.status)) + "  " + check.name + ": " + check.detail +
             (check.advice.empty() ? "" : " (" + check.advice + ")") + "\n";
   }
   common.print({{"checks", document}, {"well", !failed}}, text);
-  return failed ? exit_code(ErrorClass::kDevice) : 0;
+  return !failed ? 0 : exit_code(model_alone ? ErrorClass::kCorruption : ErrorClass::kDevice);
 }
 
 }  // namespace

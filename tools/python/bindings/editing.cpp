@@ -135,6 +135,7 @@ class Applied {
   Applied(std::shared_ptr<Model> model, const editors::EditPack& pack, editors::ApplyPackOptions options,
           const std::string& where)
       : model_(std::move(model)), parts_(std::make_shared<Parts>(*model_)) {
+    const PlainTensors plain;
     unlocked([&] {
       for (const auto& part : pack.runtime) parts_->beside.add(part, *model_, where);
       options.runtime_apart = true;
@@ -257,7 +258,10 @@ void bind_sessions(py::module_& module) {
           "asked",
           [](const PySession& self, const py::object& facts) {
             auto set = facts_of(facts);
-            return unlocked([&] { return self.session->asked(std::move(set)); });
+            set.fingerprint.clear();  // prompts with another text in front are others
+            set = unlocked([&] { return self.session->asked(std::move(set)); });
+            set.fingerprint = datasets::fingerprint_of(set);
+            return set;
           },
           py::arg("facts"), "The facts with prefix() in front of their own prompts, as a FactSet.")
       .def("__repr__",
@@ -335,7 +339,11 @@ void bind_editing(py::module_& module) {
                counted(pack.deltas.size(), "weight") + ", " + counted(pack.runtime.size(), "part") + " beside them>";
       });
   module.def(
-      "load_pack", [](const std::filesystem::path& path) { return unlocked([&] { return editors::load_pack(path); }); },
+      "load_pack",
+      [](const std::filesystem::path& path) {
+        const PlainTensors plain;
+        return unlocked([&] { return editors::load_pack(path); });
+      },
       py::arg("path"), "Reads a pack; anything that is not a whole, unaltered pack is refused.");
   py::class_<Applied>(
       module, "Applied",

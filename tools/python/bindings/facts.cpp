@@ -120,8 +120,20 @@ FactSet from_rows(const py::list& rows) {
       one.erase(extra);
       for (const auto& [key, value] : kept.items()) one.emplace(key, value);
     }
+    if (one.contains("prompt") && one.contains("target_new"))  // as emend.Fact calls them
+      for (const auto& [own, key] :
+           {std::pair("paraphrases", "paraphrase_prompts"), {"neighbourhood", "neighborhood_prompts"}})
+        if (const auto given = one.find(own); given != one.end() && !one.contains(key)) {
+          one[key] = *given;
+          one.erase(own);
+        }
   }
-  return datasets::parse_fact_rows(list, "facts", {}, warnings());
+  try {
+    return datasets::parse_fact_rows(list, "facts", {}, warnings());
+  } catch (const Error& error) {  // no file is damaged
+    if (error.error_class() != ErrorClass::kCorruption) throw;
+    throw Error(ErrorClass::kInvalidArgument, parts_of(error));
+  }
 }
 
 }  // namespace
@@ -205,6 +217,12 @@ void bind_facts(py::module_& module) {
           "skipped", [](const FactSet& set) { return set.skipped.size(); }, "rows without a target, left out")
       .def_readonly("facts", &FactSet::facts)
       .def("__len__", [](const FactSet& set) { return set.facts.size(); })
+      .def(
+          "__iter__",
+          [](const FactSet& set) {
+            return py::make_iterator<py::return_value_policy::copy>(set.facts.begin(), set.facts.end());
+          },
+          py::keep_alive<0, 1>())
       .def(
           "__getitem__",
           [](const FactSet& set, int64_t index) {

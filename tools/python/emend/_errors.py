@@ -193,7 +193,9 @@ def explain_calls(module):
     for name, value in list(vars(module).items()):
         if not isinstance(value, type):
             if callable(value):
-                setattr(module, name, _explained(value, name, 0))
+                told = _explained(value, name, 0)
+                told.__module__, told.__qualname__ = "emend", name  # where pickle finds it
+                setattr(module, name, told)
         elif not issubclass(value, BaseException):
             for member, method in list(vars(value).items()):
                 if callable(method) and (member in ("__init__", "__getitem__") or not member.startswith("_")):
