@@ -153,7 +153,9 @@ void bind_model_methods(py::module_& module) {
       "weight_at", [](const Model& self, const std::string& site) { return self.weight_at(hooks::parse_site(site)); },
       py::arg("site"),
       "The matrix that a site's tensor comes out of, [out, in] whatever the checkpoint's layout; [heads, size, width] "
-      "for attn_q, attn_k and attn_v.");
+      "for attn_q, attn_k and attn_v. To be read: it shares memory with the model, but for attn_q where groups of "
+      "heads "
+      "are fused (InternLM2, Falcon).");
 }
 
 }  // namespace
