@@ -6,6 +6,7 @@
 #include <emend/datasets/detail/rows.h>
 
 #include <algorithm>
+#include <cstring>
 #include <optional>
 #include <string_view>
 
@@ -39,9 +40,10 @@ class Corpus {
     if (first == std::string_view::npos)
       throw Error(ErrorClass::kCorruption,
                   {path_, "the file is empty", R"(text, or JSON lines with "text")", "check the path"});
-    if (text_[first] == '[') return read_array();
-    if (text_[first] == '{') return read_lines();
-    read_text();
+    const size_t second = std::min(text_.find_first_not_of(" \t\r\n", first + 1), text_.size() - 1);
+    if (text_[first] == '[' && std::strchr("{]\"", text_[second])) return read_array();
+    if (text_[first] == '{' && std::strchr("\"}", text_[second])) return read_lines();
+    read_text();  // also "[Music] …"
   }
 
  private:

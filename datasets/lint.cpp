@@ -148,9 +148,12 @@ void check_slot(Report& report, const Fact& fact) {
     report.add(
         Severity::kWarning, "prompt-is-subject",
         "the prompt is nothing but the subject; say which of its properties changes, such as \"{} is located in\"");
-  const bool before = slot > 0 && in_spaced_word(fact.prompt, slot - 1);
-  const bool behind = slot + 2 < fact.prompt.size() && in_spaced_word(fact.prompt, slot + 2);
-  if (before || behind)
+  // Particles are glued to words in Korean, Arabic and Hebrew; in Latin to Armenian letters a word is a word.
+  const auto glues = [&](size_t at) {
+    const char32_t point = point_at(fact.prompt, at);
+    return in_spaced_word(fact.prompt, at) && (point < 0x590 || (point >= 0x1E00 && point < 0x2000));
+  };
+  if ((slot > 0 && glues(slot - 1)) || (slot + 2 < fact.prompt.size() && glues(slot + 2)))
     report.add(Severity::kWarning, "subject-glued",
                "a letter touches {} in \"" + shorten(fact.prompt, 60) +
                    "\" and may share a token with the subject; put a space between");

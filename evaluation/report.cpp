@@ -296,6 +296,11 @@ json page_data(const RunReport& run) {
                         {"last", or_null(number(steps.back(), "loss"))}};
     results.erase("steps");
   }
+  // What no part of the page reads, and may be as long as the facts times the measurements.
+  for (const char* key : {"retention", "lint", "guard", "contexts", "statistics", "cache", "transfers"})
+    results.erase(key);
+  if (results.contains("seed"))  // more digits than JavaScript's numbers have
+    data["extras"]["seed"] = results["seed"].dump();
   data["results"] = std::move(results);
   return data;
 }

@@ -23,6 +23,7 @@ constexpr std::array kMachineKeys{
     MachineKey{"tokenizer_name", "the model's own tokenizer is used"},
     MachineKey{"cache_dir", "give ", "model"},
     MachineKey{"device", "use ", "device_map"},
+    MachineKey{"enable_thinking", "prompts are no turns of a chat"},
     MachineKey{"model_parallel", "use ", "device_map"},
     MachineKey{"fp16", "use ", "dtype"},
     MachineKey{"bf16", "use ", "dtype"},

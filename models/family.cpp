@@ -202,9 +202,14 @@ void check_module_names(const FamilySpec& family, const ModelConfig& config, con
             "use the hyper-parameter file of this model family, or leave the field out"});
   };
   const ModuleNames& modules = family.modules;
+  const auto within = [&](const std::string& got, const std::string& module) {  // EasyEdit names what they end in, too
+    const bool below = stripped(got, family.base_prefix).starts_with(stripped(module, family.base_prefix) + ".");
+    return !module.empty() && below ? got : std::string();
+  };
   check("layer_module_tmp", names.layer_module_tmp, {modules.layer});
-  check("attn_module_tmp", names.attn_module_tmp, {modules.attn});
-  check("mlp_module_tmp", names.mlp_module_tmp, {modules.mlp, modules.mlp.empty() ? modules.rewrite : ""});
+  check("attn_module_tmp", names.attn_module_tmp, {modules.attn, within(names.attn_module_tmp, modules.attn)});
+  check("mlp_module_tmp", names.mlp_module_tmp,
+        {modules.mlp, modules.mlp.empty() ? modules.rewrite : "", within(names.mlp_module_tmp, modules.mlp)});
   check("rewrite_module_tmp", names.rewrite_module_tmp, {modules.rewrite});
   check("ln_f_module", names.ln_f_module, {modules.ln_f});
   check("lm_head_module", names.lm_head_module,

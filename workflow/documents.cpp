@@ -379,6 +379,7 @@ nlohmann::json report_extras(const RunRecord& record, const datasets::FactSet& f
                            {"versions", {{"libtorch", TORCH_VERSION}, {"compiler", __VERSION__}}},
                            {"efficacy_by_edits", record.measured.efficacy}};
   extras["command"] = command_text(record.command_line);
+  extras["started"] = record.started;
   auto& continuations = extras["continuations"] = nlohmann::json::array();
   for (size_t i = 0; i < record.text_before.size() && i < record.text_after.size(); ++i)
     continuations.push_back({{"case_id", facts.facts[i].case_id},

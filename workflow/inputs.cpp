@@ -25,6 +25,11 @@ hparams::ModelHints hints_of(const models::Checkpoint& checkpoint) {
     hints.family = config.family;
     hints.n_layers = config.n_layers;
     hints.hidden = config.hidden_size;
+    for (const auto& preset : hparams::all_presets())  // another width may be one of these with neurons more
+      for (const auto& known : preset.models)
+        if (known.family == hints.family && known.layers == hints.n_layers && known.hidden == hints.hidden &&
+            known.mlp == config.mlp_width)
+          hints.mlp = known.mlp;
   } catch (const Error&) {  // said where the model is loaded; a family of the caller's own has its names alone
   }
   return hints;

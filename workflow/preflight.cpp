@@ -320,7 +320,7 @@ std::vector<EditPhase> edit_phases(const RunOptions& options, const nlohmann::js
   const int64_t together = alone ? 1 : options.batch_size > 0 ? std::min(options.batch_size, all) : all;
   if (!layers_of(hparams).empty() || editor.trains) {
     phases.push_back(solves ? target_phase(options, hparams, config, count)
-                            : training_phase(hparams, count, all, config.n_layers));
+                            : training_phase(hparams, count, together, config.n_layers));
     if (solves) phases.push_back(insert_phase(together, hparams, count));
     if (solves && hparams.value("mom2_adjustment", true)) phases.push_back(statistics_phase(hparams));
   }

@@ -68,6 +68,7 @@ struct FactVerdict {
 
 struct RunRecord {
   std::string editor, model_path, out;
+  std::string started;        ///< "2026-11-21T14:00:00Z"
   std::string compute_dtype;  ///< of the frozen layers while targets were optimised
   nlohmann::json hparams;
   std::vector<std::string> command_line;

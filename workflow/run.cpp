@@ -52,6 +52,7 @@ Run::~Run() {
 
 void Run::open() {
   began_ = now();
+  record_.started = utc_text(std::time(nullptr));
   const PhaseTimer timer(record_.seconds, "load");
   const bool load = model_ == nullptr;
   require_valid(options_);
@@ -115,12 +116,9 @@ std::shared_ptr<const models::Checkpoint> Run::with_room(std::shared_ptr<const m
 
 // Of several processes the first one has the folder and writes.
 void Run::open_folder(const models::Checkpoint& checkpoint) {
-  std::filesystem::path folder = options_.out;
-  if (folder.empty()) {
-    const auto name = RunDirectory::default_name(record_.editor, short_model_name(checkpoint)).string();
-    folder = name;
-    for (int more = 2; std::filesystem::exists(folder); ++more) folder = name + "-" + std::to_string(more);
-  }
+  const std::filesystem::path folder = options_.out.empty()
+                                           ? RunDirectory::default_name(record_.editor, short_model_name(checkpoint))
+                                           : std::filesystem::path(options_.out);
   models::require_apart(folder, checkpoint.path());
   folder_.emplace(folder, options_.resume ? Earlier::kInterrupted : Earlier::kNone);
   if (options_.resume && !std::filesystem::exists(folder / "checkpoint"))
@@ -403,7 +401,6 @@ void Run::ask(const datasets::FactSet& asked, size_t begin, size_t end) {
 
 void Run::judge() {
   const auto outcomes = record_.outcomes();
-  record_.verdicts.clear();  // of an execution that was cancelled
   for (size_t i = 0; i < facts_.facts.size(); ++i)
     record_.verdicts.push_back(workflow::judge(i < outcomes.size() ? outcomes[i] : nullptr, answers_.at(i)));
 }

@@ -75,6 +75,7 @@ nlohmann::json Run::settings() const {
                 options_.templates ? nlohmann::json(options_.templates->groups) : nlohmann::json(options_.contexts)}});
   if (options_.lifelong())  // all measurements of a sequence by the same rules
     json.update({{"eval_at", options_.eval_at},
+                 {"health_data", options_.metrics.health_data},
                  {"health_limit", options_.metrics.health_limit},
                  {"free_limit", options_.metrics.free_limit},
                  {"free_style", options_.metrics.free_style}});

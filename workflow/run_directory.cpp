@@ -134,7 +134,11 @@ std::filesystem::path RunDirectory::default_name(const std::string& editor, cons
   localtime_r(&now, &parts);
   char text[32];
   std::strftime(text, sizeof text, "%Y%m%d-%H%M%S", &parts);
-  return std::filesystem::path("runs") / (std::string(text) + "-" + editor + "-" + model);
+  const std::string name = std::string(text) + "-" + editor + "-" + model;
+  std::filesystem::path folder = std::filesystem::path("runs") / name;
+  for (int more = 2; std::filesystem::exists(folder); ++more)  // begun in the same second
+    folder.replace_filename(name + "-" + std::to_string(more));
+  return folder;
 }
 
 namespace {
@@ -195,7 +199,7 @@ Batch read_batch(const std::filesystem::path& path, const std::string& run, size
 static void require_as_begun(const nlohmann::json& now, const nlohmann::json& then, const std::string& where) {
   for (const auto& [key, value] : now.items()) {
     const auto before = then.value(key, nlohmann::json());
-    if (before == value) continue;
+    if (before == value || !then.contains(key)) continue;  // absent: of another version
     if (before.is_object() && value.is_object()) require_as_begun(value, before, where);
     refuse({where, "\"" + key + "\" is " + value.dump().substr(0, 80) + " now",
             before.dump().substr(0, 80) + ", as when the run began",

@@ -172,7 +172,7 @@ EditorInfo make_lora() {
           .field("lora_type", &H::lora_type,
                  "two factors, or three with a penalty that keeps the outer ones orthogonal",
                  {.one_of = {"lora", "adalora"}})
-          .field("rank", &H::rank, "rank of every adapter", {.formula = "r", .min = 1, .aliases = {"r"}})
+          .field("rank", &H::rank, "rank of every adapter", {.formula = "r", .min = 1, .aliases = {"r", "lora_r"}})
           .field("lora_alpha", &H::lora_alpha, "scale of an adapter", {.formula = "(alpha/r) B A", .above = 0})
           .field("lora_dropout", &H::lora_dropout, "share of an adapter's inputs left out in training",
                  {.min = 0, .max = 0.99})

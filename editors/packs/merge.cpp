@@ -96,7 +96,7 @@ class PairCheck {
     if (a_.editor != "ablate" || b_.editor != "ablate" || !delta.low_rank() || !other.low_rank()) return false;
     const at::Tensor left = delta.left_DR.to(at::kDouble), there = other.left_DR.to(at::kDouble);
     const double apart = left.norm().item<double>() * there.norm().item<double>();
-    return left.t().mm(there).norm().item<double>() > 0.1 * apart;
+    return left.t().mm(there).norm().item<double>() > 0.5 * apart;
   }
 
   void runtime() {

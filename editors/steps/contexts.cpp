@@ -49,7 +49,7 @@ std::vector<std::string> sample_texts(const models::Model& model, int64_t length
   std::map<int64_t, std::vector<size_t>> places;
   size_t place = 0;
   for (const char* word : kSeedWords) {
-    const auto ids = tokenizer.encode_ids(word, true);
+    const auto ids = tokenizer.encode_prompt(word).ids;
     const int64_t wanted = std::max<int64_t>(0, length - static_cast<int64_t>(ids.size()));
     for (int64_t i = 0; i < count; ++i, ++place) {
       prompts_by_new[wanted].push_back(ids);

@@ -223,14 +223,16 @@ std::vector<std::string> weights_of_module(const models::Model& model, int layer
   const auto& family = model.family();
   std::string module = module_template.empty() ? family.modules.rewrite : module_template;
   if (const size_t slot = module.find("{}"); slot != std::string::npos) module.replace(slot, 2, std::to_string(layer));
-  module = with_prefix(module, family.base_prefix) + ".";
+  module = with_prefix(module, family.base_prefix);
   std::vector<std::string> weights, biases;
   const auto tensors = models::expected_tensors(family, model.config());
   const auto& names = model.weight_names();  // the same list under the checkpoint's own names
   EMEND_CHECK(names.size() == tensors.size(), "a name a tensor of the family's table");
+  const auto name_of = [&](size_t i) { return with_prefix(tensors[i].name, family.base_prefix); };
   for (size_t i = 0; i < tensors.size(); ++i)
     if (tensors[i].layer == layer && tensors[i].expert < 0 &&
-        with_prefix(tensors[i].name, family.base_prefix).starts_with(module))
+        (name_of(i).starts_with(module + ".") ||
+         name_of(i) == module))  // or the weight itself, as EasyEdit's files say
       (tensors[i].bias ? biases : weights).push_back(names[i]);
   if (weights.empty())
     refuse({where + ": rewrite_module_tmp", "\"" + module_template + "\"",

@@ -130,8 +130,7 @@ std::vector<int64_t> spare_neurons(const models::Model& model, const MlpWeights&
                 {"layer " + std::to_string(weights.down.layer),
                  std::to_string(count) + " neurons to be written and " + std::to_string(places.size()) + " to spare",
                  "two a subject in a layer of gates, and one a release",
-                 "name more `layers` or `release_layers`, edit in smaller parts, or add neurons (" +
-                     setting("spare_neurons") + ")"});
+                 "name more `layers` or `release_layers`, or edit in smaller parts"});
   return places;
 }
 

@@ -63,7 +63,9 @@ SecondMoment::SecondMoment(at::Tensor cov_FF, int64_t count, nlohmann::json orig
   if (cov_FF.dim() != 2 || cov_FF.size(0) != cov_FF.size(1)) refuse("a tensor that is not square", "[F,F]");
   if (cov_FF.scalar_type() != at::kFloat && cov_FF.scalar_type() != at::kDouble)
     refuse(c10::toString(cov_FF.scalar_type()), "float32 or float64");
-  if (!at::isfinite(cov_FF).all().item<bool>()) refuse("NaN or infinite entries", "finite numbers");
+  if (!at::isfinite(cov_FF).all().item<bool>())
+    throw Error(ErrorClass::kNumeric, {"second moment", "NaN or infinite entries", "finite numbers",
+                                       "see whether the model is damaged (emend doctor)"});
   state_->cov_FF = std::move(cov_FF);
   state_->count = count;
   state_->origin = std::move(origin);

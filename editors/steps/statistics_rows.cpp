@@ -151,7 +151,7 @@ class SampledRows final : public RowSource {
     const auto& tokenizer = model_.tokenizer();
     TokenRows prompts;
     for (int64_t r = begun_; r < begun_ + n_rows; ++r) {
-      prompts.push_back(tokenizer.encode_ids(beginnings_[static_cast<size_t>(r) % beginnings_.size()], true));
+      prompts.push_back(tokenizer.encode_prompt(beginnings_[static_cast<size_t>(r) % beginnings_.size()]).ids);
       if (prompts.back().empty()) prompts.back().push_back(tokenizer.bos_id().value_or(0));
     }
     return prompts;

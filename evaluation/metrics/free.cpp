@@ -132,7 +132,7 @@ MetricInfo plain_info() {
       "neighbours",
       "live decoding (arXiv 2502.11177), negation (arXiv 2510.00625), greedy, to the end of the sentence (in a chat: "
       "of the answer), 40 tokens at most",
-      7,
+      8,
       {
           {"edit_begins", "EB", "Edited prompts whose continuation begins with the new answer.", "%", true,
            mean({"edit"}, "begins"), "says"},

@@ -36,7 +36,7 @@ const MetricInfo& mquake_info() {
       "mquake",
       "edit-wise, instance-wise and multi-hop accuracy on chains of facts",
       "MQuAKE (Zhong et al. 2023), with examples of emend's own",
-      1,
+      2,
       {
           {"edit_wise", "Edit-wise",
            "Edited statements completed with the new object, token for token (teacher forcing).", "%", true,

@@ -255,11 +255,12 @@ function verdict() {
                el('b', null, text(results.editor, 'an editor')), ' into ', el('b', null, modelName()),
                single ? ', each alone and taken back. ' : '. '];
   if (cases.all > 0) {
-    const [low, high] = list(cases.ci95), share = fixed(100 * (cases.all - cases.failed) / cases.all, 0);
+    const [low, high] = list(cases.ci95), worked = 100 * (cases.all - cases.failed) / cases.all;
+    const digits = cases.failed > 0 && cases.failed < cases.all && /^(0|100)$/.test(fixed(worked, 0)) ? 2 : 0, share = fixed(worked, digits);
     out.push(...(cases.failed === 0
         ? [single ? 'The model said all of them' : 'The model now says all of them']
         : [el('span', {class: 'reason'}, `${cases.failed} of ${cases.all} did not work out`), ', see below']));
-    out.push(` (${share} % worked out; 95 % interval ${fixed(low, 0)}–${fixed(high, 0)}). `);
+    out.push(` (${share} % worked out; 95 % interval ${fixed(low, digits)}–${fixed(high, digits)}). `);
   }
   for (const family of data.families)
     for (const field of family.fields.filter(field => field.main)) {
@@ -336,15 +337,16 @@ function metricRow(family, row) {
   const told = at(summaryOf(family, 'retrieval'), row.key);
   const cell = (value, when) => el('td', {'data-metric': `${family.name}.${row.key}.${when}`, 'data-value': value}, fixed(value, digits));
   const difference = before !== null && after !== null ? after - before : null;
+  const changed = difference !== null && Math.abs(difference) >= 0.5 * 10 ** -digits, better = difference > 0 === row.higher;
   const table = at(row.post, row.key) === null ? row.pre : row.post, range = at(table, 'ci95', row.key) ?? at(table, row.key + '_ci95');
   const interval = Array.isArray(range) && range.length === 2 ? `${fixed(range[0], digits)} … ${fixed(range[1], digits)}` : '–';
   const count = number(at(table, 'counts', row.key)) ?? number(at(table, 'n'));
   return el('tr', null,
-            el('td', null, el('abbr', {title: row.definition}, row.name), ' ',
+            el('th', {scope: 'row'}, el('abbr', {title: row.definition}, row.name), ' ',
                el('span', {class: 'soft small hide-narrow'}, row.key)),
             cell(before, 'pre'), cell(after, 'post'), summaryOf(family, 'retrieval') ? cell(number(told), 'retrieval') : null,
-            el('td', {class: difference !== null && Math.abs(difference) >= 0.5 * 10 ** -digits ? difference > 0 === row.higher ? 'up' : 'down' : null},
-               difference === null ? '–' : (difference > 0 ? '+' : '') + fixed(difference, digits)),
+            el('td', {class: changed ? better ? 'up' : 'down' : null},
+               difference === null ? '–' : (difference > 0 ? '+' : '') + fixed(difference, digits) + (changed ? better ? ' ✓' : ' ✗' : '')),
             el('td', {class: 'soft hide-narrow'}, interval), el('td', {class: 'soft hide-narrow'}, row.unit),
             el('td', {class: 'soft'}, fixed(count, 0)));
 }
@@ -538,7 +540,7 @@ function againSection() {
   const model = at(results, 'model'), parameters = number(at(model, 'parameters'));
   const rows = [['emend', text(results.emend)], ['model', text(at(model, 'path'))], ['family', text(at(model, 'family'))],
                 ['fingerprint', text(at(model, 'fingerprint'))], ['parameters', parameters === null ? '' : grouped(parameters)],
-                ...['editor', 'engine', 'dtype', 'seed'].map(key => [key, text(results[key])]), ['started', text(extras.started)],
+                ...['editor', 'engine', 'dtype'].map(key => [key, text(results[key])]), ['seed', text(extras.seed)], ['started', text(extras.started)],
                 ['folder', text(extras.directory)],
                 ...['versions', 'machine'].flatMap(group => entries(extras[group]).map(
                     ([key, value]) => [key, typeof value === 'string' ? value : JSON.stringify(value)])),

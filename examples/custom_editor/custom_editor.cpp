@@ -1,6 +1,6 @@
 // An editor of one's own: its hyper-parameters, its update, and its line in the table of editors.
 //
-// "nudge" moves the rewritten matrix of one layer so that each fact's key gives a little more of the target's output
+// "nudge" moves the rewritten matrix of one layer so that each fact's key gives a little more of the target's
 // embedding: ΔW = step · Σ e(target) kᵀ / ‖k‖². It is no good editor; it is the smallest one.
 //
 //   custom_editor MODEL
@@ -9,6 +9,7 @@
 #include <emend/core/error.h>
 #include <emend/editors/register.h>
 #include <emend/editors/steps/apply.h>
+#include <emend/editors/steps/prompts.h>
 #include <emend/hooks/hook_session.h>
 #include <emend/models/family.h>
 #include <emend/models/placing.h>
@@ -73,7 +74,7 @@ class Nudge final : public editors::Editor {
     model.forward(models::TokenBatch::from_rows({ids}));
     const at::Tensor key_F = session.captured(key_site)[-1].to(at::kDouble);
     session.finish();
-    const auto target = model.tokenizer().encode_ids(" " + fact.target_new).at(0);
+    const auto target = editors::target_token_ids(model.tokenizer(), fact.full_prompt(), " " + fact.target_new).at(0);
     const at::Tensor embedding_D = model.weight(model.family().modules.embedding + ".weight")[target].to(at::kDouble);
     return {embedding_D * hparams_.step, key_F / key_F.square().sum()};
   }
@@ -111,7 +112,7 @@ int main(int argc, char** argv) try {
   fact.subject = "The Eiffel Tower";
   fact.target_new = "Rome";
   const auto ids = model.tokenizer().encode_ids(fact.full_prompt(), true);
-  const auto target = model.tokenizer().encode_ids(" Rome").at(0);
+  const auto target = editors::target_token_ids(model.tokenizer(), fact.full_prompt(), " Rome").at(0);
   const auto logit = [&] {
     at::NoGradGuard no_gradients;
     return model.forward(models::TokenBatch::from_rows({ids})).logits[-1][target].item<double>();

@@ -1,4 +1,5 @@
-// A loss of one's own for a target: the new answer is to beat the old one by a margin, and another prompt is to stay.
+// A loss of one's own for a target: the new answer (its last token) beats the old one by a margin, another prompt
+// stays.
 #include <torch/csrc/autograd/autograd.h>
 
 #include "recipe.h"

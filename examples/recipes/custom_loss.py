@@ -1,4 +1,4 @@
-"""A loss of one's own for a target: the new answer is to beat the old one by a margin, and another prompt is to stay."""
+"""A loss of one's own for a target: the new answer (its last token) beats the old one by a margin, another prompt stays."""
 import sys
 
 import emend

@@ -10,7 +10,7 @@ void custom_metric(const std::string& model_path, const std::string& hparams) {
   fact.target_new = "Rome";
   const auto rank = [&](const datasets::Fact& asked) {
     const at::Tensor logits = model.trace(asked.full_prompt()).logits[0][-1];
-    const int64_t id = model.tokenizer().encode_ids(" " + asked.target_new)[0];
+    const int64_t id = editors::target_token_ids(model.tokenizer(), asked.full_prompt(), " " + asked.target_new)[0];
     return (logits > logits[id]).sum().item<int64_t>() + 1;
   };
   const int64_t before = rank(fact);

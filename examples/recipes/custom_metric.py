@@ -9,7 +9,7 @@ fact = emend.Fact("{} is in the city of", "The Eiffel Tower", "Rome")
 
 def rank(asked):
     logits = model.trace(asked.full_prompt).logits[0, -1]
-    return (logits > logits[model.encode(" " + asked.target_new, add_special=False)[0]]).sum().item() + 1
+    return (logits > logits[model.encode(asked.full_prompt + " " + asked.target_new)[len(model.encode(asked.full_prompt))]]).sum().item() + 1
 
 
 before = rank(fact)

@@ -10,7 +10,7 @@ void new_method(const std::string& model_path, const std::string&) {
   using hooks::Site, hooks::SiteRef, models::Patch;
   auto model = models::load_placed(model_path);
   const std::string prompt = "The Eiffel Tower is in the city of";
-  const int64_t answer = model.tokenizer().encode_ids(" Rome")[0];
+  const int64_t answer = editors::target_token_ids(model.tokenizer(), prompt, " Rome")[0];
   const SiteRef key_site{Site::kMlpDownIn, 1}, value_site{Site::kMlpDownOut, 1};
   const auto before = model.trace(prompt, {key_site});
   const int64_t token = before.span("The Eiffel Tower").second - 1;

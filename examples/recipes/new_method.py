@@ -6,7 +6,8 @@ import emend
 import torch
 
 model = emend.load(sys.argv[1])
-prompt, answer = "The Eiffel Tower is in the city of", model.encode(" Rome", add_special=False)[0]
+prompt = "The Eiffel Tower is in the city of"
+answer = model.encode(prompt + " Rome")[len(model.encode(prompt))]
 before = model.trace(prompt, ["layers.1.mlp_down_in"])
 token = before.span("The Eiffel Tower")[1] - 1
 loss = lambda run: -run.logits[0, -1].log_softmax(-1)[answer]

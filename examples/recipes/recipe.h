@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <emend/editors/steps/prompts.h>
 #include <emend/models/placing.h>
 #include <emend/models/trace.h>
 #include <emend/workflow/session.h>

@@ -15,7 +15,8 @@ void sweep(const std::string& model_path, const std::string& hparams) {
     workflow::Session session(model, {.editor = "rome", .hparams = hparams, .set = {"v_lr=" + rate}});
     session.edit({&fact, 1});
     const at::Tensor logits = model.trace(fact.full_prompt()).logits[0][-1];
-    return -at::log_softmax(logits, -1)[model.tokenizer().encode_ids(" Rome")[0]].item<double>();
+    const int64_t answer = editors::target_token_ids(model.tokenizer(), fact.full_prompt(), " Rome")[0];
+    return -at::log_softmax(logits, -1)[answer].item<double>();
   };
   std::vector<std::pair<std::string, int>> running;
   for (const char* rate : {"0.01", "0.1", "0.5"}) {

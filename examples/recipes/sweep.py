@@ -11,7 +11,7 @@ def loss_with(rate):
     fact = emend.Fact("{} is in the city of", "The Eiffel Tower", "Rome")
     emend.edit(model, fact, "rome", hparams=sys.argv[2] if len(sys.argv) > 2 else None, overrides={"v_lr": rate})
     logits = model.trace(fact.full_prompt).logits[0, -1]
-    return -logits.log_softmax(-1)[model.encode(" Rome", add_special=False)[0]].item()
+    return -logits.log_softmax(-1)[model.encode(fact.full_prompt + " Rome")[len(model.encode(fact.full_prompt))]].item()
 
 
 if __name__ == "__main__":

@@ -268,7 +268,7 @@ TEST(HparamsEditors, RepositoryFilesAsTheyAre) {
 TEST(HparamsEditors, EveryPresetOfEveryEditor) {
   for (const hparams::Preset& preset : hparams::all_presets()) {
     const EditorInfo* editor = registered(preset.editor);
-    if (!editor) continue;
+    ASSERT_NE(editor, nullptr) << preset.path << ": " << preset.editor;
     SCOPED_TRACE(preset.path + ": " + preset.name);
     EXPECT_NO_THROW((void)editor->effective(preset.values, {}));
   }

@@ -155,7 +155,12 @@ TEST_P(LifelongTest, MeasuresWhatEarlierEditsStillHold) {
   const auto table = run_program("emend", {"bench", "--quality", "--out", folder_.string()});
   EXPECT_EQ(table.status, 0) << table.err;
   EXPECT_NE(table.out.find("| whole | 5 |"), std::string::npos) << table.out;
-  EXPECT_NE(read_file(folder_ / "whole" / "report.html").find("lifelongFigures"), std::string::npos);
+  const std::string page = read_file(folder_ / "whole" / "report.html"), mark = "id=\"data\">";
+  const size_t begin = page.find(mark);
+  ASSERT_NE(begin, std::string::npos);
+  const auto shown =
+      nlohmann::json::parse(page.substr(begin + mark.size(), page.find("</script>", begin) - begin - mark.size()));
+  EXPECT_EQ(shown["results"]["lifelong"], entries);
 }
 
 // Killed without warning, at whatever moment: the pack and the measurements are those of a run that was left alone.

@@ -315,6 +315,11 @@ def of_its_own_folder(packs):
         assert asked["results"][0]["after"]["text"] == said, (name, asked)
     assert said != generate(folder + "/anna.safetensors"), "its own edits do nothing"
     assert server.stop() == 0
+    # and packs that are made on what its weights hold are put in force
+    subprocess.run([PROGRAM, "apply", folder + "/anna.safetensors", "--model", own, "--quiet"], check=True, stdout=subprocess.DEVNULL)
+    server = Server(SCRATCH + "/own-more", model=own)
+    assert server.edit("ben")[0]["status"] == "done" and server.ask("/v1/packs")["active"] == ["ben"], server.ask("/v1/packs")
+    assert server.stop() == 0
 
 
 def foreign():

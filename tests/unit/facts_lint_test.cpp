@@ -60,6 +60,7 @@ TEST(FactsLint, EachCheckFires) {
   EXPECT_EQ(found({row("在京都的{}位于", "金阁寺", "京都")}), Names{"target-in-prompt@1"}) << "no spaces between words";
   EXPECT_EQ(found({row("— Осло, где {} стоит", "Дом", "Осло")}), Names{"target-in-prompt@1"});
   EXPECT_EQ(found({row("В Ословии {} стоит", "Дом", "Осло")}), Names{});
+  EXPECT_EQ(found({row("{}의 수도는", "프랑스", "리옹")}), Names{}) << "a particle";
   EXPECT_EQ(found({row("у{} есть", "Анна", "дом")}), Names{"subject-glued@1"});
   EXPECT_EQ(found({row("{} is in", "A", "Paris.", {{"target_true", "paris"}})}), Names{"target-unchanged@1"});
   EXPECT_EQ(found({row("{} leads", "A", "Jill Biden", {{"target_true", "Joe Biden"}})}), Names{"shared-ending@1"});

@@ -259,8 +259,10 @@ TEST(CompareRuns, GivesPairedDifferencesWithIntervals) {
   const json pairs_failed = {{{"target_new", 5.0}, {"target_true", 0.1}}};
   pairs = pairs_failed;
   const auto compared = compare_runs(first, second);
+  int by_hand = 0;
   for (const auto& row : compared["differences"]) {
     if (row["family"] != "counterfact" || row["metric"] != "efficacy_success") continue;
+    ++by_hand;
     EXPECT_NEAR(row["difference"], -100.0 / 12, 1e-9);
     EXPECT_NEAR(row["ci95"][0], -100.0 / 12 - 2.2010 * 100 * std::sqrt(1.0 / 12) / std::sqrt(12.0), 1e-1);
   }
@@ -269,8 +271,10 @@ TEST(CompareRuns, GivesPairedDifferencesWithIntervals) {
   second.cases.resize(3);
   for (const json of_three = compare_runs(first, second); const auto& row : of_three["differences"])
     if (row["family"] == "counterfact" && row["metric"] == "efficacy_success") {
+      ++by_hand;
       EXPECT_EQ(row["ci95"], json({-100.0, 100.0}));
     }
+  EXPECT_EQ(by_hand, 2);
   // Two of two that differ alike are no certainty: √0.025 of all do at least, and the others may differ the other way.
   first.cases.erase(first.cases.begin());
   second.cases.erase(second.cases.begin());

@@ -228,9 +228,18 @@ TEST(SpdFactor, OverwritesWhatItWasBuiltFrom) {
   EXPECT_EQ(built, 1);
   EXPECT_LT(relative_difference(matrix_FF.mm(factor.solve(rhs_FE)), rhs_FE), 1e-12);
   // Singular: built again with a little added.
-  const at::Tensor thin = random_matrix(30, 10, 7);
-  const auto shifted = SpdFactor::of_built([&] { return thin.mm(thin.t()); }, at::kDouble, "matrix");
-  EXPECT_GE(shifted.jitter(), 0);
+  const at::Tensor thin = random_matrix(30, 10, 7), flat = thin.mm(thin.t());
+  flat[3].zero_();
+  flat.select(1, 3).zero_();
+  built = 0;
+  const auto shifted = SpdFactor::of_built(
+      [&] {
+        ++built;
+        return flat.clone();
+      },
+      at::kDouble, "matrix");
+  EXPECT_GT(shifted.jitter(), 0);
+  EXPECT_GE(built, 2);
   EXPECT_THROW((void)SpdFactor::of_built([&] { return -matrix_FF; }, at::kDouble, "matrix"), Error);
 }
 

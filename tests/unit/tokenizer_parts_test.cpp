@@ -76,6 +76,8 @@ TEST(TokenizerRegex, OnigurumaSyntax) {
   EXPECT_EQ(matches(R"(\p{N}{1,3}+|x)", "1234567x"), (Words{"1234567", "x"}));
   EXPECT_EQ(matches(R"(a|[b-c]{2}+)", "abcbcb"), (Words{"a", "bcbc"}));
   EXPECT_EQ(matches(R"(\p{N}{1,3})", "1234"), (Words{"123", "4"}));
+  EXPECT_EQ(matches(R"((?:ab|(c)){1,2}+)", "ababab cc"), (Words{"ababab", "cc"}));
+  EXPECT_EQ(matches(R"(é{2}+)", "ééé"), (Words{"éé"}));
   EXPECT_EQ(matches(R"(\x{41}+)", "xAA"), (Words{"AA"}));
   EXPECT_EQ(matches(R"((?m:a.b))", "a\nb"), (Words{"a\nb"}));
   EXPECT_EQ(matches("a.b", "a\nb"), (Words{}));

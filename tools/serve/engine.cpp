@@ -43,8 +43,7 @@ struct Engine::Exclusive {
   bool done = false;
 };
 
-// The error in hand, without the places in LibTorch that it passed.
-static std::exception_ptr told() {
+std::exception_ptr told() {
   try {
     throw;
   } catch (const c10::OutOfMemoryError& error) {
@@ -147,6 +146,7 @@ void Engine::loop() {
       if (stop_) break;
       exclusive.swap(exclusive_);
       joined = admit();
+      figures_.running = std::ssize(running_) + std::ssize(joined);
     }
     for (auto* one : exclusive) run(*one);
     advance(std::move(joined));

@@ -47,6 +47,9 @@ struct Task {
   int64_t group = -1;  ///< the engine's
 };
 
+/// The error in hand, without the places in LibTorch that it passed.
+[[nodiscard]] std::exception_ptr told();
+
 class Engine {
  public:
   Engine(models::Model& model, EngineOptions options);

@@ -40,6 +40,8 @@ HttpError to_http(const Error& error) {
       return {400, error.what()};
     case ErrorClass::kNotFound:
       return {404, error.what()};
+    case ErrorClass::kCancelled:
+      return {503, error.what()};
     default:
       return {500, error.what()};
   }

@@ -9,6 +9,8 @@
 #include <filesystem>
 #include <random>
 
+#include "engine.h"
+
 namespace emend::tools::serve {
 
 using nlohmann::json;
@@ -263,10 +265,14 @@ void Jobs::loop() {
       status = failure.error_class() == ErrorClass::kCancelled ? "cancelled" : "failed";
       error = status == "failed" ? failure.what() : "";
       job->failure = std::current_exception();
-    } catch (const std::exception& failure) {
+    } catch (...) {
       status = "failed";
-      error = failure.what();
-      job->failure = std::current_exception();
+      job->failure = told();
+      try {
+        std::rethrow_exception(job->failure);
+      } catch (const std::exception& failure) {
+        error = failure.what();
+      }
     }
     const std::lock_guard lock(mutex_);
     running_.reset();

@@ -130,7 +130,7 @@ void PackFolder::read_state(const Log& log) {
 ServedPack PackFolder::load(const std::string& name, const fs::path& path) const {
   auto pack = editors::load_pack(path);
   editors::require_base(pack, fingerprint_, {}, path.filename().string(), lineage_);
-  pack.base_fingerprint = fingerprint_;
+  pack.rebase(fingerprint_);
   require_fit(model_, pack, path.filename().string());
   return {name, std::make_shared<const editors::EditPack>(std::move(pack))};
 }

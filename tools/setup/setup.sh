@@ -95,13 +95,16 @@ site_packages() { # site_packages VENV
 
 libtorch_root() { printf '%s' "${LIBTORCH_ROOT:-$PWD/$(site_packages .venv)/torch}"; }
 
+# own_python COMMAND...: without what the user's environment adds to Python
+own_python() { env -u PYTHONPATH -u PYTHONHOME "$@"; }
+
 # make_venv VENV: with Debian's Python, whatever else is on the PATH
 make_venv() {
-  if [ -x "$1/bin/python" ] && "$1/bin/python" -m pip --version >/dev/null 2>&1; then
+  if [ -x "$1/bin/python" ] && own_python "$1/bin/python" -m pip --version >/dev/null 2>&1; then
     return 0
   fi
   rm -rf "$1"
-  run_logged "$1" last_log_line /usr/bin/python3 -m venv "$1"
+  run_logged "$1" last_log_line own_python /usr/bin/python3 -m venv "$1"
 }
 
 pip_progress() { du -sm "$pip_venv" 2>/dev/null | awk '{print $1 " MB so far"}'; }
@@ -116,7 +119,7 @@ pip_install() {
   [ ! -e "$pip_venv/.installing" ] || again=(--force-reinstall)
   touch "$pip_venv/.installing"
   mkdir -p "$pip_venv/tmp"  # large downloads: /tmp is often small
-  run_logged "$what" pip_progress env -u PYTHONPATH -u PYTHONHOME PIP_USER=0 TMPDIR="$PWD/$pip_venv/tmp" "$pip_venv/bin/python" -m pip --disable-pip-version-check \
+  run_logged "$what" pip_progress own_python env PIP_USER=0 TMPDIR="$PWD/$pip_venv/tmp" "$pip_venv/bin/python" -m pip --disable-pip-version-check \
     install --no-deps --no-compile --only-binary :all: --progress-bar off "${again[@]}" "$@"
   rm -rf "$pip_venv/tmp" "$pip_venv/.installing"
 }

@@ -72,6 +72,9 @@ int run_stats(const StatsArguments& options, const Common& common) {
   workflow::warn_of_edits_beside(*checkpoint, "stats.runtime", common.log);
   const auto model = load_named(checkpoint, edit.model, common);
   const auto layers = raw ? editor.make(*raw, model, common.log)->statistics_layers() : options.layers;
+  if (layers.empty())
+    refuse({"--editor", editor.name + ", whose settings for this model use no key statistics", "an editor that does",
+            "name layers with --layers"});
   workflow::require_same(common.sharing, workflow::statistics_settings(edit));
   const auto statistics = workflow::statistics_provider(edit, common, true);
   statistics->prepare(model, layers);

@@ -127,8 +127,7 @@ nlohmann::ordered_json save(const TuneArguments& options, const workflow::RunDir
           {.model = model, .pack = pack, .out = folder / "model", .lent = common});
       files["merged model"] = (folder / "model").string();
     } catch (...) {
-      std::error_code ignored;
-      std::filesystem::remove_all(folder / "adapter", ignored);  // both or neither
+      common.log.warning("tune.adapter", "the adapter is whole: " + files["adapter"].get<std::string>());
       throw;
     }
   return files;

@@ -77,10 +77,16 @@ class Translator {
         character_class();
         atom_ = begin;
       } else if (c == '(' && pattern_.substr(at_, 2) == "(?") {
+        groups_.push_back(begin);
         group();
       } else {
-        if (c == ')') atom_ = std::string::npos;  // of a group, whose beginning is not kept
-        if (!std::strchr("()*+?{}|", c)) atom_ = begin;
+        if (c == '(') groups_.push_back(begin);
+        if (c == ')' && !groups_.empty()) {
+          atom_ = groups_.back();
+          groups_.pop_back();
+        }
+        const bool begins = (static_cast<unsigned char>(c) & 0xC0) != 0x80;  // a character of its own
+        if (begins && !std::strchr("()*+?{}|", c)) atom_ = begin;
         out_ += c;
         ++at_;
       }
@@ -135,7 +141,7 @@ class Translator {
     if (close == std::string_view::npos || pattern_.substr(close + 1, 1) != "+") return false;
     const auto bounds = pattern_.substr(at_, close + 1 - at_);
     if (bounds.find_first_not_of("0123456789,", 1) != bounds.size() - 1 || bounds.size() < 3) return false;
-    if (atom_ == std::string::npos) refuse("a repeated group with bounds");
+    if (atom_ == std::string::npos) return false;
     out_.insert(atom_, "(?:");
     out_ += std::string(bounds) + ")+";
     at_ = close + 2;
@@ -203,6 +209,7 @@ class Translator {
   std::string out_;
   size_t at_ = 0;
   size_t atom_ = std::string::npos;  // where the last one begins in out_
+  std::vector<size_t> groups_;       // where the open ones begin there
   int depth_ = 0;
 };
 

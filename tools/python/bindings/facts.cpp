@@ -120,7 +120,7 @@ FactSet from_rows(const py::list& rows) {
       one.erase(extra);
       for (const auto& [key, value] : kept.items()) one.emplace(key, value);
     }
-    if (one.contains("prompt") && one.contains("target_new"))  // as emend.Fact calls them
+    if (!py::isinstance<Fact>(row) && one.contains("prompt") && one.contains("target_new"))  // as emend.Fact calls them
       for (const auto& [own, key] :
            {std::pair("paraphrases", "paraphrase_prompts"), {"neighbourhood", "neighborhood_prompts"}})
         if (const auto given = one.find(own); given != one.end() && !one.contains(key)) {
