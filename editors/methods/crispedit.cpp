@@ -94,8 +94,11 @@ class CrispEditor final : public NamedEditor {
   // Of ordinary text, with the model as it is before the first batch.
   Curvatures of_text(const models::Model& model, const EditContext& context, EditResult& result) const {
     const PhaseTimer timer(result, "statistics");
+    std::vector<std::vector<int64_t>> text;
+    if (!context.sharing.alone())
+      text = text_rows(model, h_.text_tokens, context);  // by all, whatever each one has kept
     const auto make = [&](const std::vector<int>& missing) {
-      const auto rows = text_learning_rows(text_rows(model, h_.text_tokens, context));
+      const auto rows = text_learning_rows(context.sharing.alone() ? text_rows(model, h_.text_tokens, context) : text);
       const Curvatures made = curvature_of(model, rows, missing, context);
       StatisticsProvider::Kept kept;
       for (size_t i = 0; i < missing.size(); ++i) kept[missing[i]] = tensors(made[i]);

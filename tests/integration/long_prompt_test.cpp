@@ -195,8 +195,10 @@ class LongPromptProgram : public ProgramTest {
 
 // Growth over a prompt of 16 tokens, by token. The first megabytes of a long prompt fit into what the program held
 // while it started, so growths of two lengths are not compared with each other: every length has the same bound.
+// Pages of the libraries count as well, and how many of them are mapped at once depends on what the system has read
+// before: the same program took 128 MiB more for 32k tokens on one day and 136 MiB on another.
 TEST_F(LongPromptProgram, GeneratesFrom32kTokensInLinearMemory) {
-  const int64_t whole = 4096, split = 8192;  // bytes a token; one [T,T] matrix of floats has 128 KiB a token at 32k
+  const int64_t whole = 5120, split = 8192;  // bytes a token; one [T,T] matrix of floats has 128 KiB a token at 32k
   const int64_t base = peak(16, "cpu");
   for (const int64_t length : {8192, 32768}) EXPECT_LE((peak(length, "cpu") - base) / length, whole) << length;
   const int64_t split_base = peak(16, "sim:2");

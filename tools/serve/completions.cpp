@@ -128,7 +128,7 @@ std::vector<std::vector<int64_t>> Completions::prompts(const json& request, cons
       refuse("prompt: " + shorten(one.dump()) + "; expected a text, tokens, or a list of either");
     } else {
       const std::string text = one;
-      rows.push_back(tokenizer.encode_prompt(prefix(packs, text) + text).ids);
+      rows.push_back(tokenizer.encode_ids(prefix(packs, text) + text, true));
     }
   }
   return rows;

@@ -162,7 +162,7 @@ int continue_texts(const GenerateArguments& options, const std::vector<std::stri
   std::vector<std::vector<int64_t>> rows;
   for (const auto& prompt : prompts) {
     const std::string where = source_of(options, rows.size());
-    rows.push_back(tokenizer.encode_prompt(packs.runtime().prefix(prompt) + prompt).ids);
+    rows.push_back(tokenizer.encode_ids(packs.runtime().prefix(prompt) + prompt, true));
     if (rows.back().empty()) refuse({where, "an empty text", "at least one token", ""});
     require_room(where, rows.back(), model);
   }

@@ -137,6 +137,7 @@ async function answer() {
   const element = bubble("assistant", "…"), mine = answering = new AbortController();
   const place = turns.length, question = turns[place - 1].content, messages = turns.slice();
   $("halt").disabled = false;
+  $("chat").setAttribute("aria-busy", "true");  // read out when it is whole
   let text = "", failure = null;
   try {
     const response = await call("v1/chat/completions",
@@ -150,6 +151,7 @@ async function answer() {
   } catch (error) { failure = error; }
   if (answering === mine) answering = null;
   $("halt").disabled = !answering;
+  $("chat").setAttribute("aria-busy", String(!!answering));
   if (!element.isConnected) return;  // taken away meanwhile
   const said = failure && failure.name !== "AbortError" ? make("p", {className: "bad"}, failure.message) : "";
   if (failure && !text) {  // the message goes back
