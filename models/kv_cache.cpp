@@ -69,7 +69,7 @@ void KvCache::store(int layer, const at::Tensor& keys_BgTd, const at::Tensor& va
 }
 
 KvCache KvCache::select_rows(const std::vector<int64_t>& rows) const {
-  KvCache selected(n_layers_, capacity_);
+  KvCache selected(n_layers_);
   for (const int64_t r : rows) {
     if (r < 0 || r >= std::ssize(lengths_))
       refuse({"key-value cache", "row " + std::to_string(r), "a row of " + std::to_string(lengths_.size()),
@@ -78,7 +78,6 @@ KvCache KvCache::select_rows(const std::vector<int64_t>& rows) const {
     selected.positions_.push_back(positions_[r]);
     selected.prompt_lengths_.push_back(prompt_lengths_[r]);
   }
-  selected.capacity_ = 0;
   const int64_t slots = selected.slots_for(selected);
   const at::Tensor index = at::tensor(rows, at::kLong);
   for (int layer = 0; layer < n_layers_; ++layer) {

@@ -87,9 +87,8 @@ Patch Patch::zero(SiteRef site) {
 
 Patch Patch::mean(SiteRef site) {
   return {site, Value([](const at::Tensor& x, const TokenBatch&, const Patch& self) {
-            const at::Tensor seen = x.masked_fill(x.isneginf(), NAN);
-            const at::Tensor mean = self.site_.site == Site::kAttnScores ? seen.nanmean(0, true) : x.mean(0, true);
-            return visible(x, mean.expand_as(x), self.site_.site);
+            if (self.site_.site != Site::kAttnScores) return x.mean(0, true).expand_as(x);
+            return visible(x, x.masked_fill(x.isneginf(), NAN).nanmean(0, true).expand_as(x), self.site_.site);
           })};
 }
 

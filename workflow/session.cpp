@@ -44,6 +44,7 @@ class Session::Scope {
     context_.transaction = {};
     try {
       transaction.restore();  // unless it was committed
+      transaction.commit();   // and is not restored once more
       changes_.wrote({});
     } catch (const std::exception&) {  // what is told is the error that led here
     }

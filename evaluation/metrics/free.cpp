@@ -266,9 +266,10 @@ class Free final : public Metric {
     if (neutral_PV_.defined()) {
       const Evaluation* before = context.options.before;
       if (const auto at = before ? before->kept.find("free.neutral") : decltype(before->kept.end()){};
-          before && at != before->kept.end())
+          before && at != before->kept.end()) {
         outcome.summary["neutral_kl"] = neutral_kl_ / static_cast<double>(states_);
-      outcome.summary["counts"]["neutral_kl"] = neutral_PV_.size(0);
+        outcome.summary["counts"]["neutral_kl"] = neutral_PV_.size(0);
+      }
       outcome.kept["free.neutral"] = neutral_PV_;
     }
     if (!neighbors_.empty()) outcome.kept["free.neighbors"] = at::cat(neighbors_);

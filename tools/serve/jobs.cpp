@@ -261,19 +261,18 @@ void Jobs::loop() {
     std::string status = "done", error;
     try {
       run(*job);
-    } catch (const Error& failure) {
-      status = failure.error_class() == ErrorClass::kCancelled ? "cancelled" : "failed";
-      error = status == "failed" ? failure.what() : "";
-      job->failure = std::current_exception();
     } catch (...) {
-      status = "failed";
       job->failure = told();
-      try {
+    }
+    if (job->failure) try {
         std::rethrow_exception(job->failure);
+      } catch (const Error& failure) {
+        status = failure.error_class() == ErrorClass::kCancelled ? "cancelled" : "failed";
+        error = status == "failed" ? failure.what() : "";
       } catch (const std::exception& failure) {
+        status = "failed";
         error = failure.what();
       }
-    }
     const std::lock_guard lock(mutex_);
     running_.reset();
     job->status = status;

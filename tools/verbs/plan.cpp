@@ -78,10 +78,10 @@ int run_doctor(const ModelOptions& options, const Common& common) {
   devices::MaxMemory limits;
   if (!options.max_memory.empty()) limits = devices::parse_max_memory(options.max_memory, map.numbered());
   auto checks = devices::check_machine(map, limits);
+  const size_t of_machine = checks.size();
   const auto checkpoint = open_named(options);
   checks.push_back(check_tokenizer(*checkpoint));
   checks.push_back(check_weights(*checkpoint));
-  const size_t of_machine = checks.size() - 2;
   bool failed = false, model_alone = true;
   auto document = nlohmann::ordered_json::array();
   std::string text;

@@ -410,6 +410,17 @@ bool changes_biases(const models::Model& model, const std::string& way, models::
          });
 }
 
+void require_adapter(const std::string& form, const models::Model& model, const std::string& way,
+                     models::LayerRange layers, bool spares) {
+  const bool experts = form == "lora" && way == "ablate" && model.config().n_experts > 0;
+  if (!experts && (spares || !changes_biases(model, way, layers))) return;
+  throw Error(ErrorClass::kUnsupported,
+              {setting("save", form), way + " changes " + (experts ? "experts" : "biases") + " of this model",
+               "a change of matrices that every token enters",
+               std::string("save pack, gguf or model") +
+                   (experts ? "" : "; or spare texts (" + setting("spare") + "): biases then stay")});
+}
+
 DirectChange scaled(const DirectChange& change, const Strengths& strengths) {
   DirectChange other{change.pack, {}};
   other.pack.deltas.clear();

@@ -80,6 +80,10 @@ struct DirectChange {
 
 /// Whether "bake" or "ablate" without texts to spare would change biases in these layers.
 [[nodiscard]] bool changes_biases(const models::Model& model, const std::string& way, models::LayerRange layers);
+/// Before the work: throws Error(kUnsupported) if what `way` changes in these layers has no place in an adapter of this
+/// form. `spares`: there are texts to spare.
+void require_adapter(const std::string& form, const models::Model& model, const std::string& way,
+                     models::LayerRange layers, bool spares);
 
 /// How many times its change a weight gets.
 using Strengths = std::function<double(const DirectFigures&)>;

@@ -451,13 +451,7 @@ void DirectJob::check_save(const models::Model& model) const {
     if (format.check) format.check(model, setting("save"));
     if (!format.adapter) continue;
     for (const auto& way : options_.action == "optimise" ? options_.by : std::vector<std::string>{options_.action})
-      if (const bool experts = name == "lora" && way == "ablate" && model.config().n_experts > 0;
-          experts || (options_.spare.empty() && changes_biases(model, way, options_.change.layers)))
-        throw Error(ErrorClass::kUnsupported,
-                    {setting("save", name), way + " changes " + (experts ? "experts" : "biases") + " of this model",
-                     "a change of matrices that every token enters",
-                     std::string("save pack, gguf or model") +
-                         (experts ? "" : "; or spare texts (" + setting("spare") + "): biases then stay")});
+      require_adapter(name, model, way, options_.change.layers, !options_.spare.empty());
   }
 }
 

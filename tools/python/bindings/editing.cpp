@@ -240,8 +240,7 @@ void bind_sessions(py::module_& module) {
           },
           py::arg("path"), py::arg("form") = "pack",
           "Writes the change so far: as a pack, as an adapter (peft: a folder; lora: GGUF), or with the model as it "
-          "was "
-          "loaded (model: a folder; gguf). What set_weight changed is no part of it; Model.save has that.")
+          "was loaded (model: a folder; gguf). What set_weight changed is no part of it; Model.save has that.")
       .def(
           "verdicts",
           [](const PySession& self) { return to_python(unlocked([&] { return self.session->verdicts(); })); },

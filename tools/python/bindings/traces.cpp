@@ -154,8 +154,7 @@ void bind_model_methods(py::module_& module) {
       py::arg("site"),
       "The matrix that a site's tensor comes out of, [out, in] whatever the checkpoint's layout; [heads, size, width] "
       "for attn_q, attn_k and attn_v. To be read: it shares memory with the model, but for attn_q where groups of "
-      "heads "
-      "are fused (InternLM2, Falcon).");
+      "heads are fused (InternLM2, Falcon).");
 }
 
 }  // namespace
