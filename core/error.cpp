@@ -33,45 +33,11 @@ static std::string join_parts(const ErrorParts& parts) {
   return text;
 }
 
-// What the text of the latest error of this thread was made from. Only for showing the parts.
-static ErrorParts& latest_parts() {
-  thread_local ErrorParts parts;
-  return parts;
-}
-
 Error::Error(ErrorClass error_class, const ErrorParts& parts)
-    : std::runtime_error(join_parts(parts)), class_(error_class) {
-  latest_parts() = parts;
-}
+    : std::runtime_error(join_parts(parts)), class_(error_class), parts_(std::make_shared<const ErrorParts>(parts)) {}
 
 void refuse(const ErrorParts& parts) {
   throw Error(ErrorClass::kInvalidArgument, parts);
-}
-
-ErrorParts parts_of(const Error& error) {
-  std::string text = error.what();
-  if (join_parts(latest_parts()) == text) return latest_parts();
-  ErrorParts parts;
-  const auto cut = [&text](const char* separator, size_t length, std::string& rest) {
-    const size_t at = text.find(separator);
-    if (at == std::string::npos) return;
-    rest = text.substr(at + length);
-    text.resize(at);
-  };
-  std::string rest;
-  cut("; expected ", 11, parts.expected);
-  cut(": ", 2, rest);
-  if (rest.empty()) {
-    parts.got = text;
-  } else {
-    parts.where = text;
-    parts.got = rest;
-  }
-  if (const size_t at = parts.expected.find("; "); at != std::string::npos) {
-    parts.advice = parts.expected.substr(at + 2);
-    parts.expected.resize(at);
-  }
-  return parts;
 }
 
 ErrorClass class_of_errno(int error) noexcept {

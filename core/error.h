@@ -5,6 +5,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -33,18 +34,29 @@ struct ErrorParts {
   std::string advice;
 };
 
+class Error;
+/// Where, got, expected and advice, for programs that show or translate them; they live as long as the error.
+[[nodiscard]] const ErrorParts& parts_of(const Error& error) noexcept;
+
 /// The only exception type that the library throws on purpose.
 class Error : public std::runtime_error {
  public:
-  Error(ErrorClass error_class, const std::string& text) : std::runtime_error(text), class_(error_class) {}
   /// Text: "where: got; expected …; advice".
   Error(ErrorClass error_class, const ErrorParts& parts);
+  /// `text` is what was got.
+  Error(ErrorClass error_class, const std::string& text) : Error(error_class, ErrorParts{"", text, "", ""}) {}
 
   [[nodiscard]] ErrorClass error_class() const noexcept { return class_; }
+  friend const ErrorParts& parts_of(const Error& error) noexcept;
 
  private:
   ErrorClass class_;
+  std::shared_ptr<const ErrorParts> parts_;  ///< shared: copies of an exception must not throw
 };
+
+inline const ErrorParts& parts_of(const Error& error) noexcept {
+  return *error.parts_;
+}
 
 /// Throws Error(kInvalidArgument) of these parts.
 [[noreturn]] void refuse(const ErrorParts& parts);
@@ -54,10 +66,6 @@ class Error : public std::runtime_error {
 [[nodiscard]] int exit_code(ErrorClass error_class) noexcept;
 /// kDevice where memory is what lacks (ENOMEM), kIo for every other errno.
 [[nodiscard]] ErrorClass class_of_errno(int error) noexcept;
-
-/// Where, got, expected, advice, for programs that show or translate them. Exact for the error that was thrown last on
-/// this thread; of others the text is taken apart at its separators, and what cannot be told apart stays in `got`.
-[[nodiscard]] ErrorParts parts_of(const Error& error);
 
 namespace detail {
 [[noreturn]] void check_failed(const char* file, int line, const char* condition, const std::string& message);

@@ -52,7 +52,6 @@ struct OptionForm {
   int digits = 0;          ///< of a text: hexadecimal, at least so many; 0: any text
   bool required = false;
   std::string unless = {};    ///< another option with which it is not required
-  bool hidden = false;        ///< not in the help
   int least = 0, most = 0;    ///< of a vector's values; 0: any number
   std::string needs = {};     ///< another option that must be given with it
   std::string excludes = {};  ///< another option that must not

@@ -1,5 +1,6 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/staged.h>
+#include <emend/core/text.h>
 #include <fcntl.h>
 #include <linux/fs.h>
 #include <signal.h>
@@ -76,7 +77,8 @@ class Staged {
     if (!target_.has_filename()) target_ = target_.parent_path();  // "out/"
     std::error_code error;
     if (const auto real = fs::canonical(target_, error); !error) target_ = real;  // behind a link
-    require_replaceable();
+    was_there_ = fs::exists(target_, error);
+    require_replaceable(target_);
     make_parents();
     const std::string name = target_.filename().string();
     remove_abandoned_of(target_);
@@ -112,19 +114,6 @@ class Staged {
   }
 
  private:
-  // A folder that is exchanged for another one is no longer there for those who stand in it.
-  void require_replaceable() {
-    std::error_code error;
-    const auto status = fs::status(target_, error);
-    was_there_ = fs::exists(status);
-    require_place(target_);
-    const auto here = fs::current_path(error);
-    const auto [rest, _] = std::mismatch(target_.begin(), target_.end(), here.begin(), here.end());
-    if (!error && was_there_ && fs::is_directory(status) && rest == target_.end())
-      refuse({target_.string(), "the folder that this program runs in", "a folder that can be replaced as a whole",
-              "name a new one"});
-  }
-
   void make_parents() {
     std::error_code error;
     std::vector<fs::path> missing;
@@ -216,6 +205,18 @@ void require_place(const fs::path& path) {
     refuse({path.string(), "a device or a pipe", "a file or a folder", "choose another place"});
 }
 
+void require_replaceable(const fs::path& path) {
+  require_place(path);
+  std::error_code error;
+  const auto target = fs::canonical(path, error);
+  if (error || !fs::is_directory(target, error)) return;
+  const auto here = fs::current_path(error);
+  const auto [rest, _] = std::mismatch(target.begin(), target.end(), here.begin(), here.end());
+  if (!error && rest == target.end())
+    refuse({path.string(), "the folder that this program runs in", "a folder that can be replaced as a whole",
+            "name a new one"});
+}
+
 void write_whole(const fs::path& target, const std::function<void(const fs::path&)>& write,
                  const std::function<bool(const std::string&)>& superseded) {
   std::optional<Staged> staged;
@@ -232,9 +233,8 @@ void write_whole(const fs::path& target, const std::function<void(const fs::path
 
 Error renamed(const Error& error, const fs::path& from, const fs::path& to) {
   ErrorParts parts = parts_of(error);
-  const std::string name = from.string();
   for (std::string* part : {&parts.where, &parts.got, &parts.expected, &parts.advice})
-    for (size_t at; (at = part->find(name)) != std::string::npos;) part->replace(at, name.size(), to.string());
+    *part = replace_all(std::move(*part), from.string(), to.string());
   return {error.error_class(), parts};
 }
 

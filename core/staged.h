@@ -31,11 +31,15 @@ class TemporaryFolder {
 /// Throws Error(kInvalidArgument).
 void require_place(const std::filesystem::path& path);
 
+/// Refuses what require_place does, and the folder that the program runs in or one above it: who stands in a folder
+/// that is exchanged for another one has lost it. For asking before the work. Throws Error(kInvalidArgument).
+void require_replaceable(const std::filesystem::path& path);
+
 /// Calls `write` with a free name beside `target` (inside it where it is a mount point), where it makes a file or a
 /// folder, and moves that to `target`: a new or empty one appears by one rename, and a folder with files is exchanged
 /// for the new one where the file system can. Missing parents are made. Files of an older folder stay unless the new
 /// one has that name or `superseded` says so. On failure the target is as it was.
-/// Throws what `write` throws, with `target` in the text for the name it was given; Error(kIo).
+/// Throws what `write` throws, with `target` in the text for the name it was given; as require_replaceable; Error(kIo).
 void write_whole(const std::filesystem::path& target, const std::function<void(const std::filesystem::path&)>& write,
                  const std::function<bool(const std::string& name)>& superseded = {});
 

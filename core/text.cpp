@@ -3,6 +3,7 @@
 #include <emend/core/utf8.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -52,6 +53,12 @@ std::string percent(double share) {
   const double value = 100 * share;
   const bool fine = value < 9.995 || (value > 99 && value < 100);  // where the second digit says something
   return formatted("%.*f %%", fine ? 2 : 1, value);
+}
+
+std::string whole_percent(double share) {
+  const double value = 100 * share;
+  const bool close = (value > 0 && value < 0.5) || (value >= 99.5 && value < 100);
+  return close ? formatted("%.2f %%", std::clamp(value, 0.01, 99.99)) : formatted("%.0f %%", std::round(value));
 }
 
 std::string short_number(double value) {

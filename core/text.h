@@ -74,6 +74,8 @@ template <class Number>
 
 /// "98.7 %", "0.12 %", "100 %"
 [[nodiscard]] std::string percent(double share);
+/// Without digits behind the point, but for what would look like 0 or 100 and is not: "66 %", "99.67 %".
+[[nodiscard]] std::string whole_percent(double share);
 /// Three significant digits: "0.0123", "4.56", "1.2e-07".
 [[nodiscard]] std::string short_number(double value);
 /// At most `width` characters, with "…" where something was cut off.

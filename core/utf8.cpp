@@ -1,3 +1,4 @@
+#include <emend/core/text.h>
 #include <emend/core/utf8.h>
 #include <utf8proc.h>
 
@@ -79,13 +80,6 @@ std::string repair_utf8(std::string_view bytes) {
 
 namespace {
 
-// Of the well-formed character `c`, which has more than one byte.
-uint32_t code_point(std::string_view c) {
-  uint32_t code = static_cast<unsigned char>(c[0]) & (0xFFU >> (c.size() + 1));
-  for (const char byte : c.substr(1)) code = code << 6 | (static_cast<unsigned char>(byte) & 0x3F);
-  return code;
-}
-
 bool steers(uint32_t code) {
   return code < 0x20 || (code >= 0x7F && code < 0xA0) || code == 0x061C || code == 0x200E || code == 0x200F ||
          (code >= 0x2028 && code <= 0x202E) || (code >= 0x2066 && code <= 0x2069);
@@ -94,11 +88,11 @@ bool steers(uint32_t code) {
 }  // namespace
 
 Utf8Character character_at(std::string_view text, size_t at) noexcept {
-  size_t broken = 0;
-  const size_t length = check_character(text.substr(at), broken);
-  if (length == 0) return {};
-  const uint32_t code = length > 1 ? code_point(text.substr(at, length)) : static_cast<unsigned char>(text[at]);
-  return {static_cast<char32_t>(code), length};
+  utf8proc_int32_t code = 0;
+  const auto length = utf8proc_iterate(reinterpret_cast<const utf8proc_uint8_t*>(text.data()) + at,
+                                       static_cast<utf8proc_ssize_t>(text.size() - at), &code);
+  if (length <= 0) return {};
+  return {static_cast<char32_t>(code), static_cast<size_t>(length)};
 }
 
 std::string printable(std::string_view text, bool lines) {
@@ -127,8 +121,7 @@ std::string folded(std::string_view text) {
   if (length < 0) return std::string(text);
   std::string out(reinterpret_cast<const char*>(mapped), static_cast<size_t>(length));
   std::free(mapped);
-  for (const std::string_view quote : {"\u2018", "\u2019"})
-    for (size_t at; (at = out.find(quote)) != std::string::npos;) out.replace(at, quote.size(), "'");
+  for (const std::string_view quote : {"\u2018", "\u2019"}) out = replace_all(std::move(out), quote, "'");
   return out;
 }
 
@@ -174,6 +167,18 @@ size_t incomplete_tail(std::string_view bytes) noexcept {
 
 int64_t line_of_offset(std::string_view text, size_t offset) noexcept {
   return 1 + std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(std::min(offset, text.size())), '\n');
+}
+
+std::string compatibility_form(std::string_view text) {
+  const std::string valid = repair_utf8(text);
+  utf8proc_uint8_t* mapped = nullptr;
+  const auto size =
+      utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(valid.data()), static_cast<utf8proc_ssize_t>(valid.size()),
+                   &mapped, static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT));
+  if (size < 0) return valid;
+  std::string form(reinterpret_cast<const char*>(mapped), static_cast<size_t>(size));
+  std::free(mapped);
+  return form;
 }
 
 }  // namespace emend

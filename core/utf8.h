@@ -60,4 +60,8 @@ struct Utf8Character {
 /// 1-based number of the line that holds byte `offset` ('\n' ends a line).
 [[nodiscard]] int64_t line_of_offset(std::string_view text, size_t offset) noexcept;
 
+/// Unicode normalisation form KD, as the published methods and evaluations apply to generated text; what is not UTF-8
+/// becomes U+FFFD.
+[[nodiscard]] std::string compatibility_form(std::string_view text);
+
 }  // namespace emend

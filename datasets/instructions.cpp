@@ -1,5 +1,6 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
+#include <emend/core/setting.h>
 #include <emend/datasets/detail/rows.h>
 #include <emend/datasets/instructions.h>
 
@@ -69,6 +70,7 @@ void check_turns(Fields& fields, const char* field, const std::vector<Turn>& tur
 }  // namespace
 
 std::vector<Instruction> parse_instructions(std::string_view text, const std::string& name, int64_t limit) {
+  if (limit < -1 || limit == 0) refuse({setting("limit"), std::to_string(limit), "1 or more, or -1 for all", ""});
   std::vector<Instruction> instructions;
   detail::RowReader rows(text, name);
   detail::Row row;

@@ -27,7 +27,8 @@ struct Instruction {
 ///                                                            and "history" ([[question, answer], …]) may be given
 ///   {"messages": [{"role": …, "content": …}, …]}             as chat services take them
 ///   {"conversations": [{"from": "human"|"gpt"|"system", "value": …}, …]}
-/// `limit` rows (-1: all). Throws Error(kNotFound, kIo) for the file, Error(kCorruption) naming file, line and field.
+/// `limit` rows (-1: all). Throws Error(kNotFound, kIo) for the file, Error(kCorruption) naming file, line and field,
+/// Error(kInvalidArgument) for a limit of 0 or below -1.
 [[nodiscard]] std::vector<Instruction> load_instructions(const std::filesystem::path& path, int64_t limit = -1);
 /// The same from text; `name` stands for the file in messages.
 [[nodiscard]] std::vector<Instruction> parse_instructions(std::string_view text, const std::string& name,

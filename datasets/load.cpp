@@ -115,7 +115,7 @@ class Loader {
     } catch (const Error& error) {
       if (options_.bad_rows == BadRowPolicy::kError) {
         if (error.error_class() != ErrorClass::kInvalidArgument) throw;
-        throw Error(ErrorClass::kCorruption, error.what());  // of a file, unlike a fact that was built in code
+        throw Error(ErrorClass::kCorruption, parts_of(error));  // of a file, unlike a fact that was built in code
       }
       set_.bad_rows.push_back({row.line, error.what(), where});
       return true;

@@ -24,19 +24,11 @@ namespace {
 
 using detail::nccl_gpu, detail::nccl_plugin, detail::NcclGroup;
 
-void require_root(int root, int size) {
-  if (root < 0 || root >= size)
-    refuse({"broadcast", "root " + std::to_string(root), "a rank from 0 to " + std::to_string(size - 1), ""});
-}
-
 class Alone final : public Collectives {
  public:
   [[nodiscard]] int rank() const noexcept override { return 0; }
   [[nodiscard]] int size() const noexcept override { return 1; }
-  [[nodiscard]] int local_rank() const noexcept override { return 0; }
   void all_reduce_sum(at::Tensor&) override {}
-  void broadcast(at::Tensor&, int root) override { require_root(root, 1); }
-  [[nodiscard]] std::vector<at::Tensor> all_gather(const at::Tensor& tensor) override { return {tensor.clone()}; }
   [[nodiscard]] std::vector<std::string> all_gather(std::string_view bytes) override { return {std::string(bytes)}; }
   void barrier() override {}
 };
@@ -50,6 +42,7 @@ std::string brief(const std::exception& error) {
   return text.substr(0, text.find('\n'));
 }
 
+// The same in every process, whatever its standard library.
 uint64_t fnv1a(std::string_view text) {
   uint64_t hash = 14695981039346656037ULL;
   for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ULL;
@@ -98,7 +91,6 @@ class GlooGroup final : public Collectives {
 
   [[nodiscard]] int rank() const noexcept override { return environment_.rank; }
   [[nodiscard]] int size() const noexcept override { return environment_.size; }
-  [[nodiscard]] int local_rank() const noexcept override { return environment_.local_rank; }
 
   void all_reduce_sum(Tensor& tensor) override {
     const auto offers = agree("all_reduce_sum of " + describe(tensor), nccl_gpu(tensor, log_));
@@ -113,46 +105,6 @@ class GlooGroup final : public Collectives {
     else
       guarded("all_reduce_sum", [&] { group_->allreduce(tensors)->wait(); });
     tensor.copy_(route_like(sum, tensor, Purpose::kStatistics, Dtype::kMatch));
-  }
-
-  void broadcast(Tensor& tensor, int root) override {
-    require_root(root, size());
-    const auto offers =
-        agree("broadcast from " + std::to_string(root) + " of " + describe(tensor), nccl_gpu(tensor, log_));
-    const c10::NoGradGuard no_grad;
-    auto* gpus = gpus_of(offers, tensor.device());
-    Tensor copy = (gpus ? tensor.detach() : to_host(tensor.detach(), Purpose::kOther)).contiguous();
-    if (copy.is_alias_of(tensor)) copy = copy.clone();
-    if (gpus) {
-      on_gpus("broadcast", *gpus, [&] { return gpus->broadcast(copy, root); });
-    } else {
-      std::vector<Tensor> tensors{bytes_of(copy)};
-      c10d::BroadcastOptions options;
-      options.rootRank = root;
-      guarded("broadcast", [&] { group_->broadcast(tensors, options)->wait(); });
-    }
-    tensor.copy_(route_like(copy, tensor, Purpose::kOther));
-  }
-
-  [[nodiscard]] std::vector<Tensor> all_gather(const Tensor& tensor) override {
-    agree("all_gather of a tensor");
-    const c10::NoGradGuard no_grad;
-    const Tensor host = to_host(tensor.detach(), Purpose::kOther).contiguous();
-    // Number, dtype and sizes, then the data.
-    std::vector<int64_t> header{static_cast<int64_t>(host.scalar_type())};
-    header.insert(header.end(), host.sizes().begin(), host.sizes().end());
-    const auto headers = gather_bytes({reinterpret_cast<const char*>(header.data()), header.size() * sizeof(int64_t)});
-    const auto data = bytes_of(host);
-    const auto contents = gather_bytes({static_cast<const char*>(data.data_ptr()), static_cast<size_t>(data.numel())});
-    std::vector<Tensor> result;
-    for (size_t r = 0; r < headers.size(); ++r) {
-      std::vector<int64_t> fields(headers[r].size() / sizeof(int64_t));
-      std::memcpy(fields.data(), headers[r].data(), headers[r].size());
-      auto part = at::empty(at::IntArrayRef(fields).slice(1), static_cast<at::ScalarType>(fields[0]));
-      if (part.nbytes() > 0) std::memcpy(part.data_ptr(), contents[r].data(), part.nbytes());
-      result.push_back(route_like(part, tensor, Purpose::kOther));
-    }
-    return result;
   }
 
   [[nodiscard]] std::vector<std::string> all_gather(std::string_view bytes) override {
@@ -175,12 +127,6 @@ class GlooGroup final : public Collectives {
 
   [[nodiscard]] std::string who() const {
     return "process " + std::to_string(environment_.rank) + " of " + std::to_string(environment_.size);
-  }
-
-  /// A flat view of a contiguous host tensor's bytes; keeps it alive.
-  static Tensor bytes_of(const Tensor& host) {
-    return at::from_blob(
-        host.data_ptr(), {static_cast<int64_t>(host.nbytes())}, [host](void*) {}, at::kByte);
   }
 
   /// What may wait from now on, and for how long; nothing: it has ended.
@@ -227,11 +173,12 @@ class GlooGroup final : public Collectives {
 
   /// Everyone must be about to make the same call; doubles as a barrier. Returns everyone's `offer`.
   std::vector<int64_t> agree(const std::string& call, int64_t offer = 0) {
-    const auto all = gather(call, at::tensor({static_cast<int64_t>(fnv1a(call)), offer}, at::kLong));
+    const auto hash = static_cast<int64_t>(fnv1a(call));
+    const auto all = gather(call, at::tensor({hash, offer}, at::kLong));
     std::vector<int64_t> offers;
     for (int r = 0; r < size(); ++r) {
       const auto* numbers = all[static_cast<size_t>(r)].const_data_ptr<int64_t>();
-      if (numbers[0] != static_cast<int64_t>(fnv1a(call))) {
+      if (numbers[0] != hash) {
         broken_ = true;
         refuse({who() + ": " + call, "process " + std::to_string(r) + " makes another call",
                 "the same calls with the same shapes in every process", ""});

@@ -1,4 +1,4 @@
-// Sums, copies and meetings of several processes, each with its own part of the work (statistics, evaluation).
+// Sums, exchanges and meetings of several processes, each with its own part of the work (statistics, evaluation).
 //
 // Goals: works on any machine over TCP (Gloo, which is inside LibTorch); a group of one needs no network; a process
 // that dies ends the others within seconds, with a message; calls that do not match are an error in every process, not
@@ -23,18 +23,12 @@ class Collectives {
   virtual ~Collectives() = default;
   [[nodiscard]] virtual int rank() const noexcept = 0;  ///< number of this process, from 0
   [[nodiscard]] virtual int size() const noexcept = 0;  ///< processes in the group
-  /// Among the processes of this machine: which GPU to take.
-  [[nodiscard]] virtual int local_rank() const noexcept = 0;
 
   /// Replaces `tensor` by the sum over all processes, the same bits in each. Floating point is summed in float64 and
   /// rounded once, integers in int64. Any device; shapes and dtypes must be equal everywhere. The order of the
   /// additions is the transport's: the last bits may differ between Gloo and NCCL, and with NCCL from one run to the
   /// next.
   virtual void all_reduce_sum(at::Tensor& tensor) = 0;
-  /// Replaces `tensor` by the one of process `root`. Shapes and dtypes must be equal everywhere.
-  virtual void broadcast(at::Tensor& tensor, int root = 0) = 0;
-  /// Everyone's tensor, in the order of ranks, on the device of `tensor`. Shapes and dtypes may differ.
-  [[nodiscard]] virtual std::vector<at::Tensor> all_gather(const at::Tensor& tensor) = 0;
   /// Everyone's bytes, in the order of ranks. Lengths may differ and may be 0.
   [[nodiscard]] virtual std::vector<std::string> all_gather(std::string_view bytes) = 0;
   /// Returns when all have called it.

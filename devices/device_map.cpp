@@ -28,7 +28,9 @@ void add_module(DeviceMapSpec& spec, const std::string& module, const std::strin
   try {
     spec.modules.emplace_back(module, parse_device_name(device));
   } catch (const Error& error) {
-    throw Error(error.error_class(), spec.source + ": module \"" + module + "\": " + error.what());
+    auto parts = parts_of(error);
+    parts.where = spec.source + ": module \"" + module + "\": " + parts.where;
+    throw Error(error.error_class(), parts);
   }
 }
 

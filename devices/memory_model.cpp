@@ -1,8 +1,6 @@
 #include <emend/core/error.h>
 #include <emend/devices/memory_model.h>
 
-#include <numeric>
-
 namespace emend::devices {
 namespace {
 
@@ -10,11 +8,6 @@ constexpr int64_t kDouble = 8;
 constexpr int64_t kFloat = 4;
 
 }  // namespace
-
-int64_t ModelShape::total_bytes() const {
-  return std::reduce(layer_bytes.begin(), layer_bytes.end(),
-                     embedding_bytes + position_bytes + final_norm_bytes + head_bytes);
-}
 
 nlohmann::ordered_json Figures::to_json() const {
   return {{"weights", weights},   {"activations", activations}, {"statistics", statistics},
@@ -29,20 +22,12 @@ Figures& operator+=(Figures& a, const Figures& b) {
   return a;
 }
 
-MemoryModel::MemoryModel(ModelShape model, WorkShape work) : model_(std::move(model)), work_(std::move(work)) {
-  for (const auto& [field, value] :
-       std::initializer_list<std::pair<const char*, int64_t>>{{"n_layers", model_.n_layers},
-                                                              {"hidden", model_.hidden},
-                                                              {"mlp_width", model_.mlp_width},
-                                                              {"vocab", model_.vocab},
-                                                              {"rows", work_.rows},
-                                                              {"tokens", work_.tokens},
-                                                              {"suffix_tokens", work_.suffix_tokens},
-                                                              {"scored_tokens", work_.scored_tokens},
-                                                              {"facts", work_.facts},
-                                                              {"cached_tokens", work_.cached_tokens},
-                                                              {"copy_bytes", work_.copy_bytes}})
-    if (value < 0) refuse({"plan", std::string(field) + " is " + std::to_string(value), "0 or more", ""});
+MemoryModel::MemoryModel(ModelShape model, WorkShape work, bool stand_ins)
+    : model_(std::move(model)), work_(std::move(work)), stand_ins_(stand_ins) {
+  for (const int64_t size :
+       {model_.n_layers, model_.hidden, model_.mlp_width, model_.vocab, work_.rows, work_.tokens, work_.suffix_tokens,
+        work_.scored_tokens, work_.facts, work_.cached_tokens, work_.copy_bytes})
+    if (size < 0) refuse({"plan", "a size of " + std::to_string(size), "0 or more", ""});
   if (std::ssize(model_.layer_bytes) != model_.n_layers)
     refuse({"plan", std::to_string(model_.layer_bytes.size()) + " layer sizes",
             std::to_string(model_.n_layers) + ", one a layer", ""});
@@ -57,8 +42,11 @@ Figures MemoryModel::of_layer(int64_t l) const {
   const auto& m = model_;
   Figures figures;
   figures.weights = m.layer_bytes[static_cast<size_t>(l)];
-  figures.kv_cache = 2 * work_.cached_tokens * m.kv_heads * m.head_dim * m.compute_bytes;
-  if (work_.gradients && l >= work_.first_gradient_layer) {
+  const bool above = work_.gradients && l >= work_.first_gradient_layer;
+  if (above || !work_.gradients)
+    figures.kv_cache =
+        2 * work_.cached_tokens * m.kv_heads * m.head_dim * (above ? gradient_element() : m.compute_bytes);
+  if (above) {
     // Kept for the backward pass, weights being frozen: the inputs of the norms, rotated q and k, v, the attention's
     // output (and the fused projection, of which v is a view), and the MLP's gate, its activation and up, or its
     // activation's input; a few numbers a head and norm.
@@ -67,8 +55,10 @@ Figures MemoryModel::of_layer(int64_t l) const {
                               (m.qk_norm ? (m.heads + m.kv_heads) * m.head_dim : 0) +
                               m.mlp_width * (m.gated_mlp ? 3 : 1) + m.heads + 2;
     figures.activations = work_.rows * work_.suffix_tokens * per_token * gradient_element();
-    figures.weights += copied(figures.weights);
   }
+  const int64_t own = figures.weights;
+  if (above || work_.copies_all) figures.weights += copied(own);
+  if (above && work_.copies_all && work_.copies_above) figures.weights += copied(own);
   if (!is_editing_layer(l)) return figures;
   if (work_.statistics && !work_.statistics_on_host) figures.statistics = m.mlp_width * m.mlp_width * kDouble;
   if (work_.train_weights) figures.optimiser += m.mlp_width * m.hidden * 3 * kFloat;
@@ -80,13 +70,14 @@ Figures MemoryModel::of_layer(int64_t l) const {
 
 // The residual stream, the normed input, the attention's branch and the MLP's input (4D), the MLP's intermediates, and
 // the rotary tables; or, where heads are wide, the attention's projections (keys and values not if they are in a
-// cache). Rows of different lengths need a mask of tokens² numbers a row, and save more than that: padding is not
-// computed.
+// cache, which those below gradients are not). Rows of different lengths need a mask of tokens² numbers a row, and save
+// more than that: padding is not computed.
 int64_t MemoryModel::live_forward() const {
   const auto& m = model_;
   const int64_t attention = m.heads * m.head_dim, kv = m.kv_heads * m.head_dim;
   const int64_t mlp = 4 * m.hidden + m.mlp_width * (m.gated_mlp && !m.gate_in_place ? 4 : 2);
-  const int64_t rotation = 2 * m.hidden + 4 * attention + (work_.cached_tokens > 0 ? 0 : 2 * kv);
+  const bool in_cache = work_.cached_tokens > 0 && !work_.gradients;
+  const int64_t rotation = 2 * m.hidden + 4 * attention + (in_cache ? 0 : 2 * kv);
   const int64_t per_token = std::max(mlp, m.rotary_dim > 0 ? rotation : 0) + 2 * m.rotary_dim;
   return work_.rows * work_.tokens * per_token * m.compute_bytes;
 }
@@ -126,8 +117,11 @@ int64_t MemoryModel::activations_of(const std::vector<int64_t>& layers, bool has
 
 Figures MemoryModel::of_head(bool with_embedding) const {
   Figures figures;
-  figures.weights = model_.tied ? (with_embedding ? 0 : model_.embedding_bytes) : model_.head_bytes;
-  figures.weights += copied(model_.tied ? model_.embedding_bytes : model_.head_bytes);
+  const bool shared = model_.tied && with_embedding;
+  const int64_t bytes = model_.tied ? model_.embedding_bytes : model_.head_bytes;
+  figures.weights = shared ? 0 : bytes;
+  if (!shared || !work_.copies_all) figures.weights += copied(bytes);  // else the embedding's copy serves
+  if (work_.gradients && work_.copies_all && work_.copies_above) figures.weights += copied(bytes);
   figures.activations = logits(work_.gradients ? 3 : 2);
   return figures;
 }
@@ -135,7 +129,7 @@ Figures MemoryModel::of_head(bool with_embedding) const {
 Figures MemoryModel::of_device(c10::Device device, bool has_layer, bool has_editing_layer) const {
   const auto& m = model_;
   Figures figures;
-  if (device.is_cuda()) figures.reserved = kCudaReserve;
+  if (is_gpu(device, stand_ins_)) figures.reserved = kCudaReserve;
   if (has_layer && work_.rows > 0) {
     figures.activations = std::max(live_forward(), work_.gradients ? live_backward() : 0);
   }

@@ -34,8 +34,6 @@ struct ModelShape {
   std::vector<int64_t> layer_bytes;
   int64_t final_norm_bytes = 0;
   int64_t head_bytes = 0;  ///< 0 when tied
-
-  [[nodiscard]] int64_t total_bytes() const;  ///< of all weights
 };
 
 /// What is to be done with it. Zeros mean: not at all.
@@ -52,10 +50,14 @@ struct WorkShape {
   bool statistics_on_host = false;  ///< kept, and solved with, in host memory instead of with the layer
   bool solve = false;               ///< solves with the second moment, one layer at a time
   bool train_weights = false;       ///< the editing layers' matrices are optimised themselves (fine-tuning, Adam)
-  int64_t cached_tokens = 0;        ///< tokens in the KV cache, over all rows
+  /// Tokens in the KV cache, over all rows. With gradients only the layers from `first_gradient_layer` on keep them:
+  /// the prompts' beginnings, which no step changes.
+  int64_t cached_tokens = 0;
   /// Bytes of an element of the copy of the gradient layers and the head that computes them in another dtype
   /// (models/compute_copy.h); 0: the model does.
   int64_t copy_bytes = 0;
+  bool copies_all = false;    ///< that copy is of the whole model, and is there without gradients too
+  bool copies_above = false;  ///< the gradient layers and the head have one more beside it (on GPUs)
 };
 
 /// Bytes on one device, by what they are for.
@@ -78,20 +80,25 @@ struct Figures {
 /// CUDA's context, cuBLAS workspaces and the allocator's rounding, taken off every GPU.
 inline constexpr int64_t kCudaReserve = 512LL << 20;
 
+/// Whether CUDA takes its share of a device: a GPU, or a simulated device that stands for one that is not here.
+[[nodiscard]] inline bool is_gpu(c10::Device device, bool stand_ins) noexcept {
+  return device.is_cuda() || (stand_ins && device.type() == kSimulated);
+}
+
 /// Counts for one model and one piece of work.
 class MemoryModel {
  public:
-  /// Throws Error(kInvalidArgument) naming the field for negative sizes, byte counts that do not match
-  /// n_layers, and editing layers outside the model.
-  MemoryModel(ModelShape model, WorkShape work);
+  /// `stand_ins`: simulated devices stand for GPUs. Throws Error(kInvalidArgument) for negative sizes, byte counts that
+  /// do not match n_layers, and editing layers outside the model.
+  MemoryModel(ModelShape model, WorkShape work, bool stand_ins = false);
 
   [[nodiscard]] const ModelShape& model() const noexcept { return model_; }
   [[nodiscard]] const WorkShape& work() const noexcept { return work_; }
 
   /// What layer `l` brings wherever it is put: weights, cache, statistics, optimiser state, saved activations.
   [[nodiscard]] Figures of_layer(int64_t l) const;
-  [[nodiscard]] Figures of_embedding() const { return {.weights = model_.embedding_bytes}; }
-  [[nodiscard]] Figures of_position() const { return {.weights = model_.position_bytes}; }
+  [[nodiscard]] Figures of_embedding() const { return below(model_.embedding_bytes); }
+  [[nodiscard]] Figures of_position() const { return below(model_.position_bytes); }
   [[nodiscard]] Figures of_final_norm() const { return {.weights = model_.final_norm_bytes}; }
   /// `with_embedding`: on the embedding's device, so a tied head brings no weights of its own.
   [[nodiscard]] Figures of_head(bool with_embedding) const;
@@ -111,7 +118,11 @@ class MemoryModel {
   [[nodiscard]] int64_t logits(int copies) const;
   // Bytes of the copy of so many bytes of weights, and of an activation that carries gradients.
   [[nodiscard]] int64_t copied(int64_t bytes) const {
-    return work_.gradients ? bytes / model_.weight_bytes * work_.copy_bytes : 0;
+    return work_.gradients || work_.copies_all ? bytes / model_.weight_bytes * work_.copy_bytes : 0;
+  }
+  // Weights in front of the first layer.
+  [[nodiscard]] Figures below(int64_t bytes) const {
+    return {.weights = bytes + (work_.copies_all ? copied(bytes) : 0)};
   }
   [[nodiscard]] int64_t gradient_element() const noexcept {
     return work_.copy_bytes > 0 ? work_.copy_bytes : model_.compute_bytes;
@@ -119,6 +130,7 @@ class MemoryModel {
 
   ModelShape model_;
   WorkShape work_;
+  bool stand_ins_;
 };
 
 /// Adds everything but the limit.

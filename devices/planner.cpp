@@ -196,18 +196,20 @@ void require_devices(const PlanRequest& request) {
       throw Error(ErrorClass::kDevice, {where, "the machine has no " + to_string(device), "one of " + names, ""});
   };
   for (const auto device : request.map.named_devices()) require(device, request.map.source);
+  if (!request.imagined) return;  // prepare_devices refused limits of what is not there; others are not used
   for (const auto& [device, bytes] : request.max_memory.limits) require(device, setting("max_memory"));
 }
 
 /// What may be put on each device of the machine.
 std::vector<Capacity> capacities(const PlanRequest& request) {
-  const auto gpus = std::ranges::count_if(request.machine, [](const auto& info) { return info.device.is_cuda(); });
+  const auto gpu = [&](const DeviceInfo& info) { return is_gpu(info.device, request.imagined); };
+  const auto gpus = std::ranges::count_if(request.machine, gpu);
   std::vector<Capacity> result;
   for (const auto& info : request.machine) {
     int64_t bytes = info.free_bytes;
     if (!request.max_memory.empty())
       bytes = request.max_memory.of(info.device).value_or(0);
-    else if (info.device.is_cuda() && gpus == 1)
+    else if (gpu(info) && gpus == 1)
       bytes = bytes / 10 * 9;  // accelerate's margin for a single card
     result.push_back({info.device, bytes});
   }
@@ -218,9 +220,13 @@ std::vector<Capacity> capacities(const PlanRequest& request) {
 class Planner {
  public:
   explicit Planner(const PlanRequest& request)
-      : request_(request), model_(request.model, request.work), capacities_(capacities(request)) {
+      : request_(request), model_(request.model, request.work, request.imagined), capacities_(capacities(request)) {
+    const auto named = request.map.named_devices();
+    const auto meant = [&](c10::Device device) {
+      return request.map.kind != Kind::kSimulated || std::ranges::find(named, device) != named.end();
+    };
     for (const auto& c : capacities_)
-      if (!c.device.is_cpu() && c.bytes > 0) accelerators_.push_back(c);
+      if (!c.device.is_cpu() && c.bytes > 0 && meant(c.device)) accelerators_.push_back(c);
   }
 
   Plan run() {
@@ -344,7 +350,8 @@ std::vector<std::string> suggest(const PlanRequest& request, const Plan& plan) {
     if (attempt(change, "a batch of " + std::to_string(rows) + " rows fits")) break;
   }
   if (request.work.statistics && !request.work.statistics_on_host)
-    attempt([](PlanRequest& r) { r.work.statistics_on_host = true; }, "keeping the statistics in host memory fits");
+    attempt([](PlanRequest& r) { r.work.statistics_on_host = true; },
+            "statistics and solve fit in host memory, where a run puts them by itself");
   for (const auto& [kind, name] : std::initializer_list<std::pair<Kind, const char*>>{
            {Kind::kBalanced, "balanced"}, {Kind::kSequential, "sequential"}}) {
     if (request.map.kind == kind || (request.map.kind == Kind::kAuto && kind == Kind::kBalanced)) continue;
@@ -415,21 +422,16 @@ nlohmann::ordered_json Plan::to_json(const ModuleNames& names) const {
 }
 
 std::string Plan::to_text() const {
-  const auto row = [](const std::string& name, const std::vector<std::string>& cells) {
-    std::string line = name + std::string(name.size() < 10 ? 10 - name.size() : 1, ' ');
-    for (const auto& cell : cells) line += std::string(cell.size() < 13 ? 13 - cell.size() : 1, ' ') + cell;
-    return line + "\n";
-  };
-  std::string text = row("device", {"layers", "weights", "activations", "statistics", "solve", "KV cache", "optimiser",
-                                    "reserved", "total", "limit"});
+  TextTable table({"device", "layers", "weights", "activations", "statistics", "solve", "KV cache", "optimiser",
+                   "reserved", "total", "limit"});
   for (const auto& [device, f] : devices) {
-    const auto layers = std::ranges::count(placement.layers, device);
-    std::vector<std::string> cells{std::to_string(layers)};
+    std::vector<std::string> row{to_string(device), std::to_string(std::ranges::count(placement.layers, device))};
     for (const int64_t bytes :
          {f.weights, f.activations, f.statistics, f.solve, f.kv_cache, f.optimiser, f.reserved, f.total(), f.limit})
-      cells.push_back(format_bytes(bytes));
-    text += row(to_string(device), cells);
+      row.push_back(format_bytes(bytes));
+    table.add(std::move(row));
   }
+  std::string text = table.text("");
   text += fits ? "fits\n" : "does NOT fit\n";
   for (const auto& warning : warnings) text += "warning: " + warning + "\n";
   for (const auto& suggestion : suggestions) text += "try: " + suggestion + "\n";

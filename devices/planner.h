@@ -17,6 +17,7 @@ struct PlanRequest {
   WorkShape work;
   ModuleNames names;
   std::vector<DeviceInfo> machine;  ///< prepare_devices(map, max_memory), or parse_machine("4x24GiB")
+  bool imagined = false;            ///< a machine that is not here: its simulated devices stand for GPUs
 };
 
 struct Plan {
@@ -35,7 +36,8 @@ struct Plan {
 
 /// Places the model and counts. A plan that does not fit is a result, not an error.
 /// Throws Error(kInvalidArgument) for an explicit map that place_explicitly refuses and for shapes that
-/// MemoryModel refuses, Error(kDevice) if the map names a device that the machine lacks.
+/// MemoryModel refuses, Error(kDevice) if the map names a device that the machine lacks, or a limit one that an
+/// imagined machine lacks. Limits of devices that are here and not used are passed over.
 [[nodiscard]] Plan make_plan(const PlanRequest& request);
 
 /// Throws Error(kDevice) with the shortage and the suggestions unless the plan fits.

@@ -51,13 +51,18 @@ constexpr Dialect kDialects[] = {
     {"PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMI_PORT"},
 };
 
+// A batch script has SLURM_PROCID=0 without being a step. MPICH's and Intel's mpiexec start a proxy on each machine as
+// a step, and the processes of all proxies are others than the tasks of that.
+bool is_task_of_slurm(const Reader& reader) {
+  const auto tasks = reader.text("SLURM_STEP_NUM_TASKS"), processes = reader.text("PMI_SIZE");
+  return tasks && (!reader.has("PMI_RANK") || !processes || processes == tasks);
+}
+
 const Dialect* spoken(const Reader& reader) {
-  for (const auto& dialect : kDialects) {
-    const bool slurm = std::string_view(dialect.source) == "Slurm";
-    // A batch script has SLURM_PROCID=0 without being a step; of torchrun's two, one alone is an error.
-    if (slurm ? reader.has(dialect.rank) && reader.has(dialect.size) : reader.has(dialect.rank)) return &dialect;
-  }
-  return reader.has("WORLD_SIZE") ? &kDialects[0] : nullptr;
+  for (const auto& dialect : kDialects)
+    if (reader.has(dialect.rank) && (std::string_view(dialect.source) != "Slurm" || is_task_of_slurm(reader)))
+      return &dialect;
+  return reader.has("WORLD_SIZE") ? &kDialects[0] : nullptr;  // of torchrun's two, one alone is an error
 }
 
 /// "node[03-07,9],other" → "node03".

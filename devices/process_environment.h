@@ -22,10 +22,11 @@ struct ProcessEnvironment {
 using EnvironmentFn = std::function<const char*(const char*)>;
 
 /// Reads, in this order: RANK and WORLD_SIZE (torchrun); OMPI_COMM_WORLD_*; SLURM_PROCID and SLURM_STEP_NUM_TASKS (set
-/// by srun for a step; a batch script without srun is a single process); PMI_RANK and PMI_SIZE. MASTER_ADDR and
-/// MASTER_PORT count everywhere; without them the port is derived from the job's id, and the address must be given
-/// unless all processes are on one machine or Slurm names the first node. Throws Error(kInvalidArgument) naming the
-/// variable for a value that is missing, not a number, or out of range.
+/// by srun for a step; a batch script without srun is a single process; where PMI_SIZE is another number, the step's
+/// tasks are the proxies of an mpiexec, and PMI_* counts); PMI_RANK and PMI_SIZE. MASTER_ADDR and MASTER_PORT count
+/// everywhere; without them the port is derived from the job's id, and the address must be given unless all processes
+/// are on one machine or Slurm names the first node. Throws Error(kInvalidArgument) naming the variable for a value
+/// that is missing, not a number, or out of range.
 [[nodiscard]] ProcessEnvironment read_process_environment(const EnvironmentFn& environment = {});
 
 }  // namespace emend::devices

@@ -4,6 +4,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
 #include <emend/core/text.h>
+#include <emend/devices/detail/control_group.h>
 #include <emend/devices/detail/nvml.h>
 #include <emend/devices/detail/sim_memory.h>
 #include <emend/devices/placement.h>
@@ -114,24 +115,7 @@ int64_t proc_bytes(const char* file, const std::string& field) {
   return 0;
 }
 
-/// A number in a control group's file; -1 for "max" or no such file.
-int64_t cgroup_number(const char* file) {
-  std::ifstream in(file);
-  int64_t value = -1;
-  return in >> value ? value : -1;
-}
-
-/// Of the control group: pages of files that the kernel takes back when memory is asked for.
-int64_t reclaimable_bytes() {
-  std::ifstream in("/sys/fs/cgroup/memory.stat");
-  std::string name;
-  int64_t value = 0, sum = 0;
-  while (in >> name >> value)
-    if (name == "inactive_file" || name == "active_file") sum += value;
-  return sum;
-}
-
-/// Containers may have less memory than the machine: the control group's limit counts too.
+/// Containers and jobs may have less memory than the machine: the limits of their control groups count too.
 DeviceInfo cpu_info() {
   DeviceInfo info{c10::Device(c10::kCPU), "CPU", "", 0, 0};
   std::ifstream in("/proc/cpuinfo");
@@ -142,11 +126,10 @@ DeviceInfo cpu_info() {
     }
   info.total_bytes = proc_bytes("/proc/meminfo", "MemTotal");
   info.free_bytes = proc_bytes("/proc/meminfo", "MemAvailable");
-  const int64_t limit = cgroup_number("/sys/fs/cgroup/memory.max");
-  if (limit > 0 && limit < info.total_bytes) {
-    info.total_bytes = limit;
-    const int64_t used = std::max<int64_t>(cgroup_number("/sys/fs/cgroup/memory.current") - reclaimable_bytes(), 0);
-    info.free_bytes = std::min(info.free_bytes, std::max<int64_t>(limit - used, 0));
+  const auto groups = detail::control_groups();
+  if (groups.memory_bytes > 0 && groups.memory_bytes < info.total_bytes) {
+    info.total_bytes = groups.memory_bytes;
+    info.free_bytes = std::min(info.free_bytes, groups.free_bytes);
   }
   return info;
 }
@@ -173,9 +156,9 @@ DeviceInfo cuda_info(c10::DeviceIndex index) {
     info.bus = gpu->bus;
     info.total_bytes = gpu->total_bytes;
     info.free_bytes = gpu->free_bytes + unused_bytes(info.device);
-    return info;
+    if (info.total_bytes > 0) return info;
   }
-  try {  // without the management library: through the runtime, at the price of a context
+  try {  // without the management library, or of a part of a GPU: through the runtime, at the price of a context
     const auto [free, total] = c10::getDeviceAllocator(c10::kCUDA)->getMemoryInfo(index);
     info.free_bytes = static_cast<int64_t>(free) + unused_bytes(info.device);
     info.total_bytes = static_cast<int64_t>(total);
@@ -267,14 +250,8 @@ int usable_processors() {
   int count = sched_getaffinity(0, sizeof set, &set) == 0
                   ? CPU_COUNT(&set)
                   : std::max(1, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
-  double quota = 0, period = 0;
-  std::ifstream both("/sys/fs/cgroup/cpu.max");  // "max 100000" without a quota
-  if (!both) {                                   // the older kind
-    std::ifstream("/sys/fs/cgroup/cpu/cpu.cfs_quota_us") >> quota;
-    std::ifstream("/sys/fs/cgroup/cpu/cpu.cfs_period_us") >> period;
-  }
-  if ((!both || both >> quota >> period) && quota > 0 && period > 0)
-    count = std::min(count, static_cast<int>(std::ceil(quota / period)));
+  if (const double granted = detail::control_groups().processors; granted > 0)
+    count = std::min(count, static_cast<int>(std::ceil(std::min(granted, 1e6))));
   return std::max(count, 1);
 }
 

@@ -38,7 +38,7 @@ struct DeviceInfo {
 };
 
 /// The CPU, the simulated devices that are switched on, and (after load_cuda_runtime) the CUDA devices.
-/// Asking puts no CUDA context on any device where NVIDIA's management library is present.
+/// Asking puts no CUDA context on any device where NVIDIA's management library is present, but on slices of GPUs (MIG).
 [[nodiscard]] std::vector<DeviceInfo> visible_devices();
 
 struct MemoryStats {

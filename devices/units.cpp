@@ -16,31 +16,24 @@ constexpr std::string_view kExpectedSize = "a size such as 10GiB, 10GB or 512MiB
   refuse({where, "\"" + std::string(text) + "\" is not a size", std::string(kExpectedSize), advice});
 }
 
-std::string upper(std::string_view text) {
-  std::string result(text);
-  for (char& c : result)
-    if (c >= 'a' && c <= 'z') c = static_cast<char>(c - 'a' + 'A');
-  return result;
-}
-
 /// The factor of a unit; throws for one that is missing, unknown or ambiguous.
 double factor_of(std::string_view unit, std::string_view text, const std::string& where) {
-  static constexpr std::string_view kPrefixes = "KMGT";
+  static constexpr std::string_view kPrefixes = "kmgt";
   if (unit.empty()) return 1;
-  const std::string name = upper(unit);
-  if (name == "B" && unit == "B") return 1;
+  const std::string name = lower(unit);
+  if (unit == "B") return 1;
   const auto power = kPrefixes.find(name[0]);
   if (power == std::string_view::npos) bad_size(where, text, "");
-  const std::string prefix(1, name[0]);
+  const std::string prefix(1, "KMGT"[power]);
   const auto number = std::string(text.substr(0, text.size() - unit.size()));
-  if (name.size() == 3 && name.substr(1) == "IB") return std::pow(1024.0, static_cast<double>(power) + 1);
-  if (name.size() == 2 && name[1] == 'B') {
+  if (name.size() == 3 && name.substr(1) == "ib") return std::pow(1024.0, static_cast<double>(power) + 1);
+  if (name.size() == 2 && name[1] == 'b') {
     if (unit[1] == 'b')
       bad_size(where, text,
                "a lower-case b reads as bits: write " + number + prefix + "B or " + number + prefix + "iB");
     return std::pow(1000.0, static_cast<double>(power) + 1);
   }
-  if (name.size() == 1 || name.substr(1) == "I")
+  if (name.size() == 1 || name.substr(1) == "i")
     bad_size(where, text,
              "say which: " + number + prefix + "iB (powers of 1024) or " + number + prefix + "B (of 1000)");
   bad_size(where, text, "");

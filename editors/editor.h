@@ -67,6 +67,7 @@ struct EditResult {
   std::vector<FactOutcome> outcomes = {};  ///< one a fact, in the order given
   std::vector<LayerFigures> layers = {};
   std::map<std::string, double> seconds = {};  ///< "contexts", "statistics", "targets", "insert"
+  std::map<std::string, int64_t> flops = {};   ///< of the same phases: operations of products (models::linear_flops)
   std::optional<ContextTemplates> contexts = {};
   Engine engine = Engine::kFast;
   uint64_t seed = 0;

@@ -1,10 +1,10 @@
 #include <emend/core/text.h>
 #include <emend/editors/register.h>
 #include <emend/editors/registry.h>
+#include <emend/hparams/preset.h>
 #include <emend/models/family.h>
 
 #include <algorithm>
-#include <cctype>
 
 namespace emend::editors {
 
@@ -13,13 +13,6 @@ namespace emend::editors {
 #undef EMEND_EDITOR
 
 namespace {
-
-// "R_ROME" and "r-rome" name the same editor.
-std::string plain(std::string_view name) {
-  std::string text;
-  for (const char c : name) text += c == '_' ? '-' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  return text;
-}
 
 std::vector<EditorInfo>& table() {
   static std::vector<EditorInfo> editors = {
@@ -48,20 +41,19 @@ void register_editor(EditorInfo info) {
     refuse({"register_editor", info.name.empty() ? "an editor without a name" : info.name + " has no make()",
             "a name and a function that makes the editor", "build the entry with editor_entry()"});
   for (const auto& editor : table())
-    if (plain(editor.name) == plain(info.name))
+    if (hparams::same_editor(editor.name, info.name))
       refuse({"register_editor", "there is an editor \"" + editor.name + "\" already", "a new name", ""});
   table().push_back(std::move(info));
 }
 
 const EditorInfo& find_editor(std::string_view name) {
-  const std::string wanted = plain(name);
   std::vector<std::string> names;
   for (const auto& editor : all_editors()) {
-    if (plain(editor.name) == wanted) return editor;
+    if (hparams::same_editor(editor.name, name)) return editor;
     names.push_back(editor.name);
   }
-  refuse(
-      {"editor", "unknown editor \"" + std::string(name) + "\"", "one of " + join(names), did_you_mean(wanted, names)});
+  refuse({"editor", "unknown editor \"" + std::string(name) + "\"", "one of " + join(names),
+          did_you_mean(lower(name), names)});
 }
 
 std::unique_ptr<Editor> make_editor(std::string_view name, const hparams::RawHparams& raw, const models::Model& model,

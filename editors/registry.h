@@ -11,11 +11,11 @@ struct EditorInfo {
   std::string summary;                 ///< one line for lists and help
   std::string paper;                   ///< citation
   bool batch = true;                   ///< solves for many facts together
-  bool statistics = true;              ///< may need second moments
   bool changes_weights = true;         ///< false: the result lies beside the weights (RuntimePart)
   bool trains = false;                 ///< follows gradients of what it changes, instead of solving for targets
   std::optional<RuntimeKind> runtime;  ///< how the parts of such an editor come to life
   std::string compute_dtype;           ///< EditChoices::compute_dtype where none is chosen
+  bool copies_model = false;           ///< reads all of a small model in that arithmetic (models::writing_dtype)
   /// True if it changes biases or norms of this model, for which adapters have no place; empty: matrices alone.
   std::function<bool(const models::Model&)> changes_vectors;
   /// Optimises a target for each fact, then solves for the change of each layer.
@@ -25,8 +25,7 @@ struct EditorInfo {
   /// Neurons of its own that it takes, a layer, for these facts; empty: it takes none.
   std::function<std::map<int, int64_t>(const nlohmann::json& hparams, std::span<const datasets::Fact>, size_t batch)>
       neurons;
-  std::function<std::string()> help;      ///< hyper-parameters for the terminal
-  std::function<std::string()> markdown;  ///< the same as a table
+  std::function<std::string()> help;  ///< hyper-parameters for the terminal
   std::function<std::vector<hparams::FieldInfo>()> fields;
   /// Effective values of a file, without a model.
   std::function<nlohmann::json(const hparams::RawHparams&, const Log&)> effective;
@@ -36,7 +35,7 @@ struct EditorInfo {
 
 /// In the order of methods.def.
 [[nodiscard]] const std::vector<EditorInfo>& all_editors();
-/// Names are matched without case, "_" and "-" alike ("R-ROME" finds r-rome). Throws Error(kInvalidArgument) with the
+/// Names are matched without case, "_" and "-" ("R_ROME" finds r-rome). Throws Error(kInvalidArgument) with the
 /// closest name and the list.
 [[nodiscard]] const EditorInfo& find_editor(std::string_view name);
 [[nodiscard]] std::unique_ptr<Editor> make_editor(std::string_view name, const hparams::RawHparams& raw,
@@ -76,7 +75,6 @@ template <class H>
   info.paper = std::move(paper);
   const hparams::Schema<H>* fields = &schema;  // schemas are function-local statics: they outlive the table
   info.help = [fields] { return fields->help(); };
-  info.markdown = [fields] { return fields->markdown(); };
   info.fields = [fields] { return fields->fields(); };
   info.effective = [fields](const hparams::RawHparams& raw, const Log& log) {
     return fields->dump(fields->parse(raw, log));
@@ -88,13 +86,12 @@ template <class H>
   };
   return info;
 }
-/// The same of an editor E that trains what it changes and asks for no second moments.
+/// The same of an editor E that trains what it changes.
 template <class E, class H>
 [[nodiscard]] EditorInfo training_entry(std::string name, std::string summary, std::string paper,
                                         const hparams::Schema<H>& schema) {
   EditorInfo info = editor_entry(std::move(name), std::move(summary), std::move(paper), schema,
                                  [](const H& h, const RecipeInputs& in) { return std::make_unique<E>(h, in); });
-  info.statistics = false;
   info.trains = true;
   return info;
 }

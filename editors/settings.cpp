@@ -7,10 +7,11 @@
 
 namespace emend::editors {
 
-static std::optional<at::ScalarType> compute_dtype_of(const EditChoices& choices, const models::Model& model) {
+std::optional<at::ScalarType> arithmetic_of(const EditChoices& choices, at::ScalarType model,
+                                            std::span<const c10::Device> devices) {
   const std::string& text = choices.compute_dtype;
   if (text.empty() || (text == "auto" && choices.engine != Engine::kFast)) return std::nullopt;
-  if (text == "auto") return models::fast_compute_dtype(model);
+  if (text == "auto") return models::fast_compute_dtype(model, devices);
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kDouble})
     if (text == dtype_name(dtype)) return dtype;
   if (text == "tf32") return at::kFloat;
@@ -40,7 +41,7 @@ EditSettings make_settings(const EditChoices& choices, const models::Model& mode
                         .engine = choices.engine,
                         .contexts = choices.contexts,
                         .solve_dtype = choices.solve_dtype,
-                        .compute_dtype = compute_dtype_of(choices, model),
+                        .compute_dtype = arithmetic_of(choices, model.dtype(), model.placement().devices()),
                         .tf32 = choices.compute_dtype == "tf32"};
   if (settings.tf32 && model.dtype() != at::kFloat)
     refuse({setting("compute_dtype"), "tf32 with a model in " + dtype_name(model.dtype()), "a float32 model",

@@ -8,6 +8,8 @@
 #include <emend/editors/steps/contexts.h>
 #include <emend/editors/steps/transaction.h>
 
+#include <span>
+
 namespace emend::editors {
 
 class StatisticsProvider;
@@ -54,6 +56,10 @@ struct EditChoices {
   /// own), "float32", "tf32", "bfloat16" or "float64"; empty: the model's own.
   std::string compute_dtype = {};
 };
+/// EditSettings::compute_dtype for a model in `model` on these devices, which need not be loaded; a copy is made where
+/// it is another dtype. Throws Error(kInvalidArgument) for an unknown one.
+[[nodiscard]] std::optional<at::ScalarType> arithmetic_of(const EditChoices& choices, at::ScalarType model,
+                                                          std::span<const c10::Device> devices);
 /// The settings for this model. Throws Error(kInvalidArgument) for an unknown arithmetic, for tf32 with another model
 /// than float32 or without a GPU, and for the reference engine with another arithmetic than the model's.
 [[nodiscard]] EditSettings make_settings(const EditChoices& choices, const models::Model& model);

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <numeric>
 #include <set>
 
@@ -161,6 +162,24 @@ void compare_family(const MetricInfo& info, const Cases& cases, json& rows) {
   }
 }
 
+/// The figures of a family that compare_family has no rows for, by the reason.
+std::map<std::string, std::vector<std::string>> left_out(const MetricInfo& info, const RunReport& first,
+                                                         const RunReport& second) {
+  std::map<std::string, std::vector<std::string>> figures;
+  const auto add = [&](const std::string& why, const std::string& key) {
+    const auto there = [&](const RunReport& run) {
+      const json& value = detail::member(run.results, {"metrics", info.name, "post", key});
+      return value.is_number() || (value.is_object() && !value.empty());
+    };
+    if (there(first) || there(second)) figures[why].push_back(key);
+  };
+  for (const auto& field : info.fields)
+    if (field.of_groups || (!field.of_case && field.harmonic_of.empty()))
+      add(field.of_groups ? "of groups of cases" : "of no single case", field.key);
+  for (const auto& name : info.keyed) add("under the facts' own keys", name);
+  return figures;
+}
+
 }  // namespace
 
 json compare_runs(const RunReport& first, const RunReport& second) {
@@ -190,17 +209,17 @@ json compare_runs(const RunReport& first, const RunReport& second) {
   if (left.size() > cases.size() || right.size() > cases.size())
     note("left out as they are in one run only: " + std::to_string(left.size() - cases.size()) + " and " +
          std::to_string(right.size() - cases.size()) + " cases");
+  std::vector<std::string> in_one;
   for (const auto& info : metric_families()) {
-    std::vector<std::string> of_groups;
-    for (const auto& field : info.fields)
-      if (field.of_groups) of_groups.push_back(field.key);
     const auto measured = [&](const RunReport& run) {
       return !detail::member(run.results, {"metrics", info.name}).is_null();
     };
-    if (!of_groups.empty() && (measured(first) || measured(second)))
-      note("not compared, as they are of groups of cases: " + join(of_groups) + " (" + info.name +
-           ", in results.json)");
+    if (measured(first) != measured(second)) in_one.push_back(info.name);
+    if (!measured(first) || !measured(second)) continue;
+    for (const auto& [why, figures] : left_out(info, first, second))
+      note("not compared, as they are " + why + ": " + join(figures) + " (" + info.name + ", in results.json)");
   }
+  if (!in_one.empty()) note("not compared, as they were measured in one run only: " + join(in_one));
   if (different > 0)
     note(std::to_string(different) + (different == 1 ? " case has" : " cases have") +
          " the same id but another prompt, subject or target");

@@ -9,6 +9,7 @@
 #include <emend/evaluation/evaluation.h>
 #include <emend/evaluation/free_text.h>
 #include <emend/evaluation/metric.h>
+#include <emend/models/chat.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <chrono>
@@ -65,12 +66,24 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 
 constexpr int kFormat = 5;
 
+// Hash of what the template makes of a message, which may be another tomorrow (strftime_now); null where it makes
+// nothing: that is said where the model is asked.
+json rendered_message(const models::Tokenizer& tokenizer) {
+  if (tokenizer.chat_template().empty()) return nullptr;
+  try {
+    return sha256_hex(models::render_chat(models::chat_format_of(tokenizer), {{"user", "?"}}, true).text);
+  } catch (const Error&) {
+    return nullptr;
+  }
+}
+
 json cache_key(const models::Model& model, const datasets::FactSet& facts, const std::vector<std::string>& names,
                const EvaluateOptions& options) {
   json metrics = json::array();
   for (const auto& metric : chosen(names, facts))
     metrics.push_back({metric->info().name, metric->info().version, metric->key(options)});
-  if (options.free_style != "plain") metrics.push_back({"chat template", model.tokenizer().chat_template()});
+  if (options.free_style != "plain")
+    metrics.push_back({"chat template", model.tokenizer().chat_template(), rendered_message(model.tokenizer())});
   return {{"format", kFormat},
           {"model", model.current_fingerprint()},
           {"dtype", devices::tf32_products() ? "tf32" : c10::toString(model.dtype())},
@@ -327,13 +340,14 @@ RetentionMatrix RetentionMatrix::from_json(const json& json) {
 
 Evaluation evaluate_before(const models::Model& model, const datasets::FactSet& facts,
                            const std::vector<std::string>& names, const EvaluateOptions& options,
-                           const std::filesystem::path& cache_folder, bool* from_cache) {
+                           const std::filesystem::path& cache, bool* from_cache) {
   if (from_cache) *from_cache = false;
   EvaluateOptions own = options;
   own.before = nullptr;
-  if (cache_folder.empty() || model.has_attachments() || own.front) return evaluate(model, facts, names, own);
+  if (cache.empty() || model.has_attachments() || own.front) return evaluate(model, facts, names, own);
   const std::string key = cache_key(model, facts, names, own).dump();
-  const auto path = cache_folder / ("before-" + sha256_hex(key).substr(0, 32) + ".safetensors");
+  const auto folder = cache / "evaluations";
+  const auto path = folder / ("before-" + sha256_hex(key).substr(0, 32) + ".safetensors");
   auto stored = read_stored(path, key, options.log);
   if (options.sharing.all(stored.has_value())) {  // evaluated by all together if one lacks it
     if (from_cache) *from_cache = true;
@@ -344,9 +358,9 @@ Evaluation evaluate_before(const models::Model& model, const datasets::FactSet& 
   const std::string text = json(evaluation).dump(-1, ' ', false, json::error_handler_t::replace);
   const std::vector<std::pair<std::string, at::Tensor>> tensors(evaluation.kept.begin(), evaluation.kept.end());
   keep_if_possible(options.log, "evaluation.cache", [&] {
-    std::filesystem::create_directories(cache_folder);
+    std::filesystem::create_directories(folder);
     write_checked(path, tensors, {{"evaluation", text}, {"key", key}});
-    prune_cache(cache_folder, cache_limit(), path);
+    prune_cache(folder, cache_limit(), path);
   });
   return evaluation;
 }

@@ -153,13 +153,13 @@ struct EvaluateOptions {
 [[nodiscard]] Evaluation evaluate(const models::Model& model, const datasets::FactSet& facts,
                                   const std::vector<std::string>& names, const EvaluateOptions& options = {});
 
-/// The same for a model that has not been edited, remembered in `cache_folder` (created if missing; empty: not
-/// remembered). The key holds the fingerprint of the weights as they are and their dtype, the facts' fingerprint, the
-/// families with their versions and every option that changes a number. A damaged file is reported through the log and
-/// replaced.
+/// The same for a model that has not been edited, remembered in "evaluations" of the folder `cache` (created if
+/// missing; empty: not remembered). The key holds the fingerprint of the weights as they are and their dtype, the
+/// facts' fingerprint, the families with their versions and every option that changes a number. A damaged file is
+/// reported through the log and replaced.
 [[nodiscard]] Evaluation evaluate_before(const models::Model& model, const datasets::FactSet& facts,
                                          const std::vector<std::string>& names, const EvaluateOptions& options,
-                                         const std::filesystem::path& cache_folder, bool* from_cache = nullptr);
+                                         const std::filesystem::path& cache, bool* from_cache = nullptr);
 
 /// An evaluation in which every fact is judged on its own state of the model: each was edited from the unedited model,
 /// alone, and taken back (EasyEdit's `sequential_edit=False`, ROME's evaluation). The numbers are put together as

@@ -261,23 +261,22 @@ double mean_divergence(const at::Tensor& before, const at::Tensor& after) {
   return mean < 0 ? 0 : mean;  // of rounding; what is no number stays that
 }
 
-json evaluate_health(const models::Model& model, const std::vector<HealthTask>& tasks, const HealthOptions& options) {
+json evaluate_health(const models::Model& model, const std::vector<HealthTask>& tasks, const ScoreOptions& options) {
   json out = json::object();
   out["n"] = json::object();
   for (const auto& task : tasks) {
     if (task.kind == "perplexity") {
-      const auto result =
-          perplexity(model, task.texts.at(0), options.perplexity_length, options.perplexity_tokens, options.score);
+      const auto result = perplexity(model, task.texts.at(0), /*length=*/512, /*max_tokens=*/8192, options);
       out["perplexity"] = result.value;
       out["n"][task.name] = result.tokens;
     } else if (task.kind == "lambada") {
-      const auto result = lambada(model, task.texts, options.score);
+      const auto result = lambada(model, task.texts, options);
       if (result.n == 0) continue;
       out["lambada_accuracy"] = result.accuracy;
       out["lambada_perplexity"] = result.perplexity;
       out["n"][task.name] = result.n;
     } else {
-      const auto result = multiple_choice(model, task.choices, options.score);
+      const auto result = multiple_choice(model, task.choices, options);
       if (result.n == 0) continue;
       out[task.name + "_accuracy"] = result.accuracy;
       if (task.name == "piqa") out["piqa_accuracy_normalised"] = result.accuracy_normalised;

@@ -73,13 +73,8 @@ struct HealthTask {
 /// Prompts for divergence: a fixed set of beginnings of sentences that have nothing to do with the facts.
 [[nodiscard]] const std::vector<std::string>& probe_prompts();
 
-struct HealthOptions {  ///< where the data is, and how much of it
-  int64_t perplexity_tokens = 8192;
-  int64_t perplexity_length = 512;
-  ScoreOptions score = {};
-};
 /// {"perplexity": …, "lambada_accuracy": …, "lambada_perplexity": …, "mmlu_accuracy": …, …, "n": {task: items}}
 [[nodiscard]] nlohmann::json evaluate_health(const models::Model& model, const std::vector<HealthTask>& tasks,
-                                             const HealthOptions& options = {});
+                                             const ScoreOptions& options = {});
 
 }  // namespace emend::evaluation

@@ -217,8 +217,7 @@ CaseVerdict said_in_full(const std::optional<double>& share) {
   CaseVerdict verdict;
   verdict.success = *share >= 1;
   if (!*verdict.success)
-    verdict.reason =
-        "the model does not say the target in full (" + detail::fixed(100 * *share, 0) + " % of its tokens)";
+    verdict.reason = "the model does not say the target in full (" + whole_percent(*share) + " of its tokens)";
   return verdict;
 }
 

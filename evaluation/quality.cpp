@@ -10,6 +10,7 @@
 #include <emend/evaluation/statistics.h>
 
 #include <algorithm>
+#include <map>
 #include <optional>
 
 namespace emend::evaluation {
@@ -24,7 +25,8 @@ struct TableColumn {
   [[nodiscard]] std::string name() const { return family + "." + key; }
 };
 
-// What the model writes, then each protocol that has a score, with its parts, then the model's health.
+// What the model writes, then each protocol that has a score, with its parts, then the shares of those without a score,
+// then the model's health.
 std::vector<TableColumn> metric_columns() {
   static const std::vector<std::pair<const char*, const char*>> written = {
       {"edit_begins", "edited prompt"},
@@ -55,6 +57,12 @@ std::vector<TableColumn> metric_columns() {
         for (const auto& field : info.fields)
           if (field.key == part) columns.push_back({info.name, field.key, field.paper_name});
     }
+  for (const auto& info : metric_families()) {
+    const auto scored = [](const MetricField& field) { return !field.harmonic_of.empty(); };
+    if (!info.judge || info.name == "free" || std::ranges::any_of(info.fields, scored)) continue;
+    for (const auto& field : info.fields)
+      if (field.of_case && field.unit == "%") columns.push_back({info.name, field.key, field.paper_name});
+  }
   columns.push_back({"health", "lambada_accuracy", "LAMBADA"});
   columns.push_back({"health", "perplexity", "perplexity"});
   return columns;
@@ -181,7 +189,7 @@ class QualityTable {
     if (!base_.empty()) rows_.insert(rows_.begin(), base_.begin(), base_.end());
     for (const auto& column : columns_) columns.push_back(column_document(column));
     for (auto& column : cost_columns()) columns.push_back(std::move(column));
-    document["columns"] = used(columns, "figures");
+    document["columns"] = told_apart(used(columns, "figures"));
     document["lifelong_columns"] = used(sequence_, "last");
     if (first_)
       for (const char* key : {"emend", "model", "facts", "facts_file", "protocol", "dtype"})
@@ -307,6 +315,17 @@ class QualityTable {
               rows_, [&](const json& row) { return row.at(part).contains(column.at("key").get<std::string>()); }))
         out.push_back(column);
     return out;
+  }
+
+  // Two protocols may have one name for a figure: the family stands in front.
+  [[nodiscard]] static json told_apart(json columns) {
+    std::map<std::string, int> heads;
+    for (const auto& column : columns) ++heads[column.at("head").get<std::string>()];
+    for (auto& column : columns) {
+      const std::string key = column.at("key"), head = column.at("head");
+      if (heads[head] > 1) column["head"] = key.substr(0, key.find('.')) + ": " + head;
+    }
+    return columns;
   }
 
   std::vector<TableColumn> columns_;

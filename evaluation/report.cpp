@@ -37,7 +37,7 @@ std::string csv_number(const json& value) {
 
 // What the report page shows, as one JSON document: long lists and texts are cut here, templates/page.html draws.
 
-using detail::member, detail::number, detail::shorten, detail::text;
+using detail::member, detail::number, detail::text;
 
 constexpr size_t kCardsMost = 60, kRowsMost = 1500, kCurvesMost = 1000, kHeatRows = 40, kHeatColumns = 160;
 
@@ -108,9 +108,9 @@ json more_texts(const json& line) {
   json list = json::array();
   for (const auto& one : further_texts(case_metrics(line, "pre", "free"), case_metrics(line, "post", "free")))
     list.push_back({{"label", one.label},
-                    {"prompt", shorten(one.prompt, 160)},
-                    {"before", shorten(one.before, 120)},
-                    {"after", shorten(one.after, 120)}});
+                    {"prompt", shortened(one.prompt, 161)},
+                    {"before", shortened(one.before, 121)},
+                    {"after", shortened(one.after, 121)}});
   return list;
 }
 
@@ -121,16 +121,16 @@ json card(const CaseState& state, const json& words) {
     return or_null(given ? given : p);
   };
   const std::string target = target_of(line);
-  json out = {{"prompt", shorten(text(words, "prompt", full_prompt(line)), 240)},
-              {"target", shorten(target.empty() ? text(words, "target") : target, 120)},
-              {"reason", shorten(state.reason, 300)},
+  json out = {{"prompt", shortened(text(words, "prompt", full_prompt(line)), 241)},
+              {"target", shortened(target.empty() ? text(words, "target") : target, 121)},
+              {"reason", shortened(state.reason, 301)},
               {"p_before", or_else("probability_before", state.before.p_new)},
               {"p_after", or_else("probability_after", state.after.p_new)}};
   out["more"] = more_texts(line);
   for (const auto& [when, side] : {std::pair("before", "pre"), std::pair("after", "post")}) {
     const json& written = list_of(member(line, {"metrics", side, "free", "edit"}));  // of facts that are not shown
     if (words.is_object() || !written.empty())
-      out[when] = shorten(words.is_object() ? text(words, when) : text(written[0], "text"), 240);
+      out[when] = shortened(words.is_object() ? text(words, when) : text(written[0], "text"), 241);
   }
   return out;
 }
@@ -185,9 +185,9 @@ json case_table(const std::vector<CaseState>& cases) {
       values.push_back(value ? json(std::round(10 * field->scale * *value) / 10) : json());
     }
     rows.push_back({{"id", text(*state.line, "case_id", std::to_string(i))},
-                    {"prompt", shorten(full_prompt(*state.line), 90)},
-                    {"target", shorten(target_of(*state.line), 40)},
-                    {"state", shorten(state.reason.empty() ? state.status : state.reason, 160)},
+                    {"prompt", shortened(full_prompt(*state.line), 91)},
+                    {"target", shortened(target_of(*state.line), 41)},
+                    {"state", shortened(state.reason.empty() ? state.status : state.reason, 161)},
                     {"failed", !state.reason.empty()},
                     {"steps", or_null(number(*state.line, "steps"))},
                     {"loss", or_null(number(*state.line, "loss"))},

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -29,8 +28,6 @@ class TfIdf {
   /// Learns vocabulary and idf. Documents may be empty; at least one word must occur.
   explicit TfIdf(const std::vector<std::string>& documents);
 
-  /// The text's vector: weight by word; empty if no word is known.
-  [[nodiscard]] std::map<std::string, double> transform(std::string_view text) const;
   /// Cosine of two texts' vectors; 0 if either has no known word.
   [[nodiscard]] double similarity(std::string_view a, std::string_view b) const;
 

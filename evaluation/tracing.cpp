@@ -11,6 +11,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
+#include <emend/core/setting.h>
 #include <emend/core/text.h>
 #include <emend/devices/route.h>
 #include <emend/evaluation/detail/scoring.h>
@@ -31,22 +32,55 @@ using hooks::Site;
 
 constexpr int kDrawsARound = 2;
 
+[[noreturn]] void refuse_numbers(const std::string& got) {
+  throw Error(ErrorClass::kNumeric, {"causal tracing", got, "finite weights, and noise that their dtype can hold",
+                                     "check the checkpoint (emend doctor), or take less " + setting("noise")});
+}
+
+/// Probabilities of the answer without the restored part: clean, and of every draw.
+struct Unrestored {
+  double clean;
+  const std::vector<double>& noised;
+};
+
 struct Cell {
   TraceKind kind;
-  int layer, low, high;             // restored in [low, high)
-  std::vector<double> differences;  // restored - noised probability of the answer, a draw
+  int layer, low, high;          // restored in [low, high)
+  std::vector<double> restored;  // probability of the answer in the first draws
 
   /// The layer from whose input on all of the row's tokens have to be run.
   [[nodiscard]] int joins() const { return low + 1; }
-  /// Whether the mean over the draws so far is known to `precision`. Two draws say so only where both restore nothing:
-  /// a standard error of two is too often small by chance.
-  [[nodiscard]] bool known(double precision) const {
-    const auto n = static_cast<double>(differences.size());
+  /// The share of what the noise takes that it still takes: 1 where nothing is restored, 0 where everything is. The
+  /// slope of restored over noised probabilities, through the clean one: where noise takes nothing, nothing comes back.
+  [[nodiscard]] double lost(const Unrestored& without) const {
+    double both = 0, own = 0;
+    for (size_t i = 0; i < restored.size(); ++i) {
+      const double noised = without.noised[i] - without.clean;
+      both += (restored[i] - without.clean) * noised;
+      own += noised * noised;
+    }
+    return own > 0 ? std::clamp(both / own, 0.0, 1.0) : 1;
+  }
+  /// The mean over all draws, told from these: where the noised runs differ between these and all, so does the restored
+  /// one, as far as the noise still acts. Of all draws it is their plain mean.
+  [[nodiscard]] double mean(const Unrestored& without, double corrupted) const {
+    const auto n = static_cast<double>(restored.size());
+    double own = 0, noised = 0;
+    for (size_t i = 0; i < restored.size(); ++i) own += restored[i] / n, noised += without.noised[i] / n;
+    return std::clamp(own + lost(without) * (corrupted - noised), 0.0, 1.0);
+  }
+  /// Whether that mean is known to `precision`. Two draws say so only where both restore nothing: a standard error of
+  /// two is too often small by chance.
+  [[nodiscard]] bool known(const Unrestored& without, double precision) const {
+    const auto n = static_cast<double>(restored.size());
     if (n < 2) return false;
-    double sum = 0, squares = 0, largest = 0;
-    for (double x : differences) sum += x, squares += x * x, largest = std::max(largest, std::abs(x));
+    const double share = n < 3 ? 1 : lost(without);
+    double middle = 0, squares = 0, largest = 0;
+    const auto rest = [&](size_t i) { return restored[i] - share * without.noised[i]; };
+    for (size_t i = 0; i < restored.size(); ++i) middle += rest(i) / n, largest = std::max(largest, std::abs(rest(i)));
     if (n < 3) return largest <= precision;
-    return std::max(0.0, squares - sum * sum / n) / (n - 1) / n <= precision * precision;
+    for (size_t i = 0; i < restored.size(); ++i) squares += (rest(i) - middle) * (rest(i) - middle);
+    return squares / (n - 1) / n <= precision * precision;
   }
 };
 
@@ -69,7 +103,7 @@ class FactTracer {
     trace_.window = options.window;
     trace_.subject_begin = tokens_.subject_begin;
     trace_.subject_end = tokens_.subject_end;
-    for (int64_t id : tokens_.ids) trace_.tokens.push_back(model.tokenizer().decode(std::vector<int64_t>{id}));
+    trace_.tokens = model.tokenizer().decode_each(tokens_.ids);
   }
 
   void run_clean();
@@ -78,6 +112,7 @@ class FactTracer {
 
  private:
   void run_noised();
+  void run_noised(const at::Tensor& noise_SnD);
   void trace_token(int64_t token);
   void sweep(int64_t token, std::vector<Cell>& cells, const std::vector<TraceRow>& rows);
   [[nodiscard]] at::Tensor joining_states(int64_t token, int layer, const std::vector<Cell>& cells,
@@ -86,6 +121,8 @@ class FactTracer {
                                             const std::vector<int64_t>& draws) const;
   [[nodiscard]] at::Tensor run_layer(const models::TokenBatch& batch, int layer, at::Tensor hidden_ND, int64_t token,
                                      const std::vector<int64_t>& draws) const;
+
+  [[nodiscard]] Unrestored unrestored() const { return {trace_.clean, noised_p_}; }
 
   const models::Model& model_;
   const TraceOptions& options_;
@@ -118,15 +155,25 @@ void FactTracer::run_clean() {
   trace_.clean = detail::answer_probabilities(logits, trace_.answer)[0];
 }
 
-/// The noised runs, layer by layer: inputs, keys and values, and the answer's probability.
+/// The noised runs: inputs, keys and values of every layer, and the answer's probability.
 void FactTracer::run_noised() {
   const at::Tensor noise_SnD =
       detail::trace_noise(options_, tokens_.subject_end - tokens_.subject_begin, model_.hidden_size());
+  const int64_t most = std::max<int64_t>(1, options_.batch_tokens / length_);
+  for (int64_t draw = 0; draw < options_.samples; draw += most) {
+    options_.cancel.check("causal tracing");
+    run_noised(noise_SnD.narrow(0, draw, std::min(most, options_.samples - draw)));
+  }
+  for (double p : noised_p_) trace_.corrupted += p / static_cast<double>(noised_p_.size());
+}
+
+/// The next draws, with this noise, in one batch.
+void FactTracer::run_noised(const at::Tensor& noise_SnD) {
   const auto batch = models::TokenBatch::from_rows(
-      std::vector<std::vector<int64_t>>(static_cast<size_t>(options_.samples), tokens_.ids));
+      std::vector<std::vector<int64_t>>(static_cast<size_t>(noise_SnD.size(0)), tokens_.ids));
   const auto last = batch.last_tokens();
   std::vector<int64_t> places;
-  for (int s = 0; s < options_.samples; ++s)
+  for (int64_t s = 0; s < noise_SnD.size(0); ++s)
     for (int64_t t = tokens_.subject_begin; t < tokens_.subject_end; ++t) places.push_back(batch.token(s, t));
   hooks::HookSession session(model_.hooks());
   session.edit({Site::kEmbedding, -1}, [&](const at::Tensor& x) {
@@ -137,22 +184,35 @@ void FactTracer::run_noised() {
   session.attach();
   models::ForwardOptions embed;
   embed.end_layer = 0;
-  noised_in_.push_back(model_.forward(batch, embed).hidden);
+  at::Tensor hidden = model_.forward(batch, embed).hidden, logits;
   session.finish();
-  at::Tensor logits;
+  const bool first = noised_p_.empty();
+  noised_in_.resize(static_cast<size_t>(layers_) + 1);
+  const auto keep = [&](int layer) {
+    at::Tensor& all = noised_in_[layer];
+    all = first ? hidden : at::cat({all, hidden});
+  };
   for (int l = 0; l < layers_; ++l) {
+    keep(l);
+    models::KvCache keys(layers_, length_);
     models::ForwardOptions forward;
     forward.first_layer = l;
     forward.end_layer = l + 1;
-    forward.hidden = noised_in_.back();
-    forward.cache = &noised_keys_.emplace_back(layers_, length_);
+    forward.hidden = std::move(hidden);
+    forward.cache = &keys;
     forward.logit_tokens = last;
     auto result = model_.forward(batch, forward);
-    noised_in_.push_back(std::move(result.hidden));
+    hidden = std::move(result.hidden);
     logits = result.logits;
+    if (first) {
+      noised_keys_.push_back(std::move(keys));
+    } else {
+      noised_keys_[l].append_rows(keys);
+    }
   }
-  noised_p_ = detail::answer_probabilities(logits, trace_.answer);
-  for (double p : noised_p_) trace_.corrupted += p / static_cast<double>(noised_p_.size());
+  keep(layers_);
+  const auto p = detail::answer_probabilities(logits, trace_.answer);
+  noised_p_.insert(noised_p_.end(), p.begin(), p.end());
 }
 
 FactTrace FactTracer::run() {
@@ -180,7 +240,7 @@ void FactTracer::trace_token(int64_t token) {
   for (int draw = 0; draw < options_.samples; draw += round) {
     std::vector<TraceRow> rows;
     for (size_t c = 0; c < cells.size(); ++c) {
-      if (draw > 0 && cells[c].known(options_.precision)) continue;
+      if (draw > 0 && cells[c].known(unrestored(), options_.precision)) continue;
       for (int d = draw; d < std::min(options_.samples, draw + round); ++d) rows.push_back({c, d});
     }
     for (size_t begin = 0; begin < rows.size(); begin += most) {
@@ -189,10 +249,8 @@ void FactTracer::trace_token(int64_t token) {
     }
   }
   for (const auto& cell : cells) {
-    double sum = 0;
-    for (double x : cell.differences) sum += x;
-    trace_.draws += static_cast<double>(cell.differences.size());
-    trace_.restored[cell.kind][token][cell.layer] += sum / static_cast<double>(cell.differences.size());
+    trace_.draws += static_cast<double>(cell.restored.size());
+    trace_.restored[cell.kind][token][cell.layer] = cell.mean(unrestored(), trace_.corrupted);
   }
 }
 
@@ -223,8 +281,9 @@ at::Tensor FactTracer::restored_outputs(TraceKind kind, int64_t token, int layer
   const at::Tensor& in = noised_in_[layer];
   std::vector<int64_t> places;
   for (int64_t draw : draws) places.push_back(draw * length_ + token);
-  const auto batch = models::TokenBatch::continuing(
-      std::vector<std::vector<int64_t>>(draws.size(), {tokens_.ids[token]}), std::vector<int64_t>(draws.size(), token));
+  auto batch = models::TokenBatch::continuing(std::vector<std::vector<int64_t>>(draws.size(), {tokens_.ids[token]}),
+                                              std::vector<int64_t>(draws.size(), token));
+  batch.set_full_lengths(std::vector<int64_t>(draws.size(), length_));
   at::Tensor out = run_layer(batch, layer, in.index_select(0, devices::index_on(places, in)), token, draws);
   session.finish();
   return out;
@@ -301,7 +360,7 @@ void FactTracer::sweep(int64_t token, std::vector<Cell>& cells, const std::vecto
   }
   const auto p = detail::answer_probabilities(
       model_.project(hidden_ND.index_select(0, devices::index_on(ends, hidden_ND))), trace_.answer);
-  for (size_t r = 0; r < rows.size(); ++r) cells[rows[r].cell].differences.push_back(p[r] - noised_p_[rows[r].draw]);
+  for (size_t r = 0; r < rows.size(); ++r) cells[rows[r].cell].restored.push_back(p[r]);
 }
 
 }  // namespace
@@ -327,14 +386,9 @@ double embedding_deviation(const models::Model& model, const std::vector<KnownFa
     if (tensor.part == models::Part::kProjectIn && !tensor.bias)
       rows = rows.matmul(
           devices::route_like(model.weight(tensor.name), rows, devices::Purpose::kWeight, devices::Dtype::kMatch).t());
-  return devices::to_host(rows.to(at::kDouble).std(), devices::Purpose::kHost).item<double>();
-}
-
-FactTrace trace_fact(const models::Model& model, const KnownFact& fact, const TraceOptions& options) {
-  const at::NoGradGuard no_grad;
-  FactTracer tracer(model, fact, options);
-  tracer.run_clean();
-  return tracer.run();
+  const auto deviation = devices::to_host(rows.to(at::kDouble).std(), devices::Purpose::kHost).item<double>();
+  if (!std::isfinite(deviation)) refuse_numbers("embeddings that are not finite");
+  return deviation;
 }
 
 TraceSummary trace_facts(const models::Model& model, const std::vector<KnownFact>& facts, const TraceOptions& given) {
@@ -407,6 +461,7 @@ at::Tensor trace_noise(const TraceOptions& options, int64_t tokens, int64_t widt
 std::vector<double> answer_probabilities(const at::Tensor& logits_MV, int64_t answer) {
   const at::Tensor p = at::softmax(wide_logits(logits_MV), -1).select(1, answer);
   const at::Tensor host = devices::to_host(p, devices::Purpose::kHost).to(at::kDouble).contiguous();
+  if (!at::isfinite(host).all().item<bool>()) refuse_numbers("logits that are not finite");
   return {host.const_data_ptr<double>(), host.const_data_ptr<double>() + host.numel()};
 }
 }  // namespace detail

@@ -7,7 +7,8 @@
 //
 // Computed once: the clean run, and the noised runs with their keys and values. A restored state then only re-runs the
 // tokens from its own on, and the layers above it; all states of a token share one batch. Draws stop early where the
-// effect is already known: most states restore nothing, and two draws show it.
+// effect is already known: most states restore nothing, and two draws show it. What the noised runs, which have all
+// draws, say about those that were left out then counts by the share of the noise's effect that is left.
 #pragma once
 
 #include <emend/core/cancel.h>
@@ -34,9 +35,9 @@ struct TraceOptions {
   double precision = 0.05;      ///< a state gets no more draws once its standard error is below; 0: always `samples`
   int window = 10;              ///< layers restored together for MLP and attention, centred
   std::vector<TraceKind> kinds = {TraceKind::kState, TraceKind::kMlp, TraceKind::kAttention};
-  int64_t max_facts = -1;   ///< correctly predicted facts to trace; -1: all
-  bool any_answer = false;  ///< trace what the model says, right or wrong
-  int64_t batch_tokens = 4096;
+  int64_t max_facts = -1;       ///< correctly predicted facts to trace; -1: all
+  bool any_answer = false;      ///< trace what the model says, right or wrong
+  int64_t batch_tokens = 4096;  ///< of a forward pass, or one prompt
   uint64_t seed = 1;
   ProgressFn progress;  ///< phase "trace", in facts
   CancelToken cancel;
@@ -56,12 +57,8 @@ struct FactTrace {
   std::map<TraceKind, std::vector<std::vector<double>>> restored;
 };
 
-/// Standard deviation of the embedding entries of the subjects' tokens.
+/// Standard deviation of the embedding entries of the subjects' tokens. Throws Error(kNumeric) if it is not finite.
 [[nodiscard]] double embedding_deviation(const models::Model& model, const std::vector<KnownFact>& facts);
-
-/// Traces one fact whatever the model predicts (the answer is the clean run's argmax). `options.noise` must be given.
-/// Throws Error(kInvalidArgument) if the subject is not in the prompt, Error(kCancelled).
-[[nodiscard]] FactTrace trace_fact(const models::Model& model, const KnownFact& fact, const TraceOptions& options);
 
 /// Average indirect effect by kind of token, as the paper draws it.
 struct TraceSummary {
@@ -79,6 +76,8 @@ struct TraceSummary {
 };
 
 /// Traces the facts that the model predicts correctly (the answer's first token is the clean argmax), or all.
+/// Throws Error(kInvalidArgument) if a subject is not in its prompt, Error(kNumeric) for probabilities that are not
+/// finite, Error(kCancelled).
 [[nodiscard]] TraceSummary trace_facts(const models::Model& model, const std::vector<KnownFact>& facts,
                                        const TraceOptions& options);
 
@@ -90,7 +89,8 @@ void average(TraceSummary& summary, const std::vector<TraceKind>& kinds);
 /// The layer with the largest average effect of MLP outputs at the subject's last token, among windows without the
 /// first layer's MLP (which reads the noised embedding itself), and the `count` layers that end there, as the MEMIT
 /// paper chooses its range: {"peak": 8, "layers": [4,5,6,7,8], "effect": 0.12, "standard_error": 0.02, "facts": 50,
-/// "why": ["…"]}. Throws Error(kInvalidArgument) if no MLP outputs were traced.
+/// "why": ["…"], "caveat": "…"}, the caveat being the line of `why` that speaks against them, or empty. Throws
+/// Error(kInvalidArgument) if no MLP outputs were traced.
 [[nodiscard]] nlohmann::json suggest_layers(const TraceSummary& summary, int count = 5);
 
 /// A self-contained page (templates/page.html): the averages, what they suggest, and heat maps of the averages and of

@@ -128,8 +128,7 @@ json suggest_layers(const TraceSummary& summary, int count) {
   for (auto layer = first; layer != effect.end(); ++layer)
     if (*layer >= best - error) append_item(alike, std::to_string(layer - effect.begin()));
   const double taken = summary.clean - summary.corrupted;
-  const std::string share =
-      taken > 0 ? ", " + detail::fixed(100 * best / taken, 0) + " % of what noise on the subject took" : "";
+  const std::string share = taken > 0 ? ", " + whole_percent(best / taken) + " of what noise on the subject took" : "";
   why.push_back("Restoring MLP outputs around layer " + std::to_string(peak) + " at the subject's last token " +
                 (best > 0 ? "has the largest effect: " : "brings nothing back, nor does any other layer: ") +
                 detail::fixed(best, 3) + (error > 0 ? " ± " + detail::fixed(error, 3) : "") + " of probability" +
@@ -147,10 +146,13 @@ json suggest_layers(const TraceSummary& summary, int count) {
                                      : "The range is the " + range +
                                            " that end at the peak, as MEMIT chooses it: each passes on what the next "
                                            "needs.");
-  if (summary.facts < 10 || best < 2 * error)
+  json caveat = best > 0 ? json("") : why[0];
+  if (summary.facts < 10 || best < 2 * error) {
     why.push_back("Few facts, or a peak less than two standard errors above nothing: trace more before relying on it.");
-  return {{"peak", peak},           {"layers", layers}, {"effect", best}, {"standard_error", error},
-          {"facts", summary.facts}, {"why", why}};
+    if (best > 0) caveat = why.back();
+  }
+  return {{"peak", peak},           {"layers", layers}, {"effect", best},  {"standard_error", error},
+          {"facts", summary.facts}, {"why", why},       {"caveat", caveat}};
 }
 
 std::string trace_page(const TraceSummary& summary, const std::string& model_name, size_t facts) {

@@ -200,36 +200,19 @@ TfIdf::TfIdf(const std::vector<std::string>& documents) {
   }
 }
 
-std::map<std::string, double> TfIdf::transform(std::string_view text) const {
-  const Vector vector = weigh(text, vocabulary_, idf_);
-  std::map<std::string, double> weights;
-  for (const auto& token : tfidf_tokens(text))
-    if (const auto at = vocabulary_.find(token); at != vocabulary_.end()) weights[token] = vector.coeff(at->second);
-  return weights;
-}
-
 double TfIdf::similarity(std::string_view a, std::string_view b) const {
   return weigh(a, vocabulary_, idf_).dot(weigh(b, vocabulary_, idf_));
 }
 
 namespace detail {
-// Each character as `map` gives it, where there is one, in the form of the options.
-static std::string in_form(std::string_view text, int options, utf8proc_custom_func map = nullptr) {
+std::string lower_case(std::string_view text) {
   const std::string valid = repair_utf8(text);
   utf8proc_uint8_t* mapped = nullptr;
-  const auto size = utf8proc_map_custom(reinterpret_cast<const utf8proc_uint8_t*>(valid.data()),
-                                        static_cast<utf8proc_ssize_t>(valid.size()), &mapped,
-                                        static_cast<utf8proc_option_t>(UTF8PROC_STABLE | options), map, nullptr);
+  const auto size = utf8proc_map_custom(
+      reinterpret_cast<const utf8proc_uint8_t*>(valid.data()), static_cast<utf8proc_ssize_t>(valid.size()), &mapped,
+      UTF8PROC_STABLE, [](utf8proc_int32_t point, void*) { return utf8proc_tolower(point); }, nullptr);
   const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owner(mapped, &std::free);
   return size < 0 ? valid : std::string(reinterpret_cast<char*>(mapped), static_cast<size_t>(size));
-}
-
-std::string lower_case(std::string_view text) {
-  return in_form(text, 0, [](utf8proc_int32_t point, void*) { return utf8proc_tolower(point); });
-}
-
-std::string compatibility_form(std::string_view text) {
-  return in_form(text, UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT);
 }
 
 // The value of a digit of any script: they stand in tens, from 0 on.

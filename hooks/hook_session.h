@@ -21,7 +21,7 @@ struct CaptureOptions {
 ///   session.finish();
 ///
 /// attach() resolves every site before it attaches any and detaches in reverse order however the scope ends.
-/// Captures hold the latest pass; a capture never moves to another device.
+/// A capture holds the latest pass that reached its site; it never moves to another device.
 class HookSession {
  public:
   explicit HookSession(HookTable& table) : table_(&table) {}
@@ -38,7 +38,8 @@ class HookSession {
   void attach();           ///< throws Error(kInvalidArgument) for a site that the model lacks
   void detach() noexcept;  ///< earlier than the end of the scope
 
-  /// Throws Error(kInvalidArgument) if the site was not captured, or did not fire.
+  /// What lay there in the latest pass that reached the site. Throws Error(kInvalidArgument) if none did since
+  /// attach(), or the site is not captured.
   [[nodiscard]] at::Tensor captured(const SiteRef& ref) const;
   /// Throws Error(kInvalidArgument) naming every hook that has not fired since attach(); then detaches.
   void finish();

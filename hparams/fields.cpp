@@ -3,7 +3,6 @@
 #include <emend/hparams/schema.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 
 namespace emend::hparams::detail {

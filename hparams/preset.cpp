@@ -97,7 +97,7 @@ void read_editor(const detail::PresetFile& file, const RawValue& models, std::ve
     if (!section->find("variant_of")) {
       const RawValue* model = models.find(preset.name);
       EMEND_CHECK(model != nullptr, path + ": hparams/models.yaml has no " + preset.name);
-      preset.models.push_back(read_model(*model));
+      preset.model = read_model(*model);
     }
     list.push_back(std::move(preset));
   }
@@ -134,11 +134,10 @@ const Preset* find_preset(std::string_view editor, const ModelHints& model) {
   int best_score = 0;
   for (const Preset& preset : all_presets()) {
     if (!same_editor(preset.editor, editor)) continue;
-    for (const PresetModel& candidate : preset.models)
-      if (const int value = score(candidate, model); value > best_score) {
-        best = &preset;
-        best_score = value;
-      }
+    if (const int value = preset.model ? score(*preset.model, model) : 0; value > best_score) {
+      best = &preset;
+      best_score = value;
+    }
   }
   return best;
 }

@@ -13,6 +13,8 @@
 
 #include <emend/hparams/raw.h>
 
+#include <optional>
+
 namespace emend::hparams {
 
 /// One entry of hparams/models.yaml.
@@ -27,8 +29,8 @@ struct Preset {
   std::string name;    ///< "gpt2-xl"; "gpt2-xl-easyedit" is a variant of it
   std::string path;    ///< "hparams/memit.yaml", for messages
   std::string source;
-  std::vector<PresetModel> models;  ///< empty for variants, which are only found by name
-  RawHparams values;                ///< its own and the common ones, as load_hparams would give them
+  std::optional<PresetModel> model;  ///< none for variants, which are only found by name
+  RawHparams values;                 ///< its own and the common ones, as load_hparams would give them
 };
 
 /// What is known of the model at hand. Empty and 0 mean unknown.
@@ -44,11 +46,10 @@ struct ModelHints {
 /// All presets, ordered by editor and name. Editors that this build does not have are listed too.
 [[nodiscard]] const std::vector<Preset>& all_presets();
 
-/// The preset that fits best, or nullptr. A preset fits if one of its `models` agrees with every structural hint that
-/// both state and either a name matches or family, layers and hidden size are all known and equal. A name matches if it
-/// occurs in a hint as whole pieces
-/// ("gpt2-xl" in "models/gpt2-xl", not in "gpt2-xl2"); case and "-_ /" do not matter. Names win over structure, longer
-/// names over shorter ones. `editor` is compared without regard to case, "-" and "_".
+/// The preset that fits best, or nullptr. A preset fits if its `model` agrees with every structural hint that both
+/// state and either a name matches or family, layers and hidden size are all known and equal. A name matches if it
+/// occurs in a hint as whole pieces ("gpt2-xl" in "models/gpt2-xl", not in "gpt2-xl2"); case and "-_ /" do not matter.
+/// Names win over structure, longer names over shorter ones. `editor` is compared without regard to case, "-" and "_".
 [[nodiscard]] const Preset* find_preset(std::string_view editor, const ModelHints& model);
 
 /// By editor and name ("memit", "gpt2-xl-easyedit"); "memit/gpt2-xl" as name overrides `editor`. nullptr if there is

@@ -75,10 +75,6 @@ std::string pad(std::string text, size_t width) {
   return text;
 }
 
-std::string cell(std::string text) {
-  return replace_all(std::move(text), "|", "\\|");
-}
-
 }  // namespace
 
 void ErasedSchema::add(ErasedField field) {
@@ -157,17 +153,6 @@ std::string ErasedSchema::help() const {
     if (!options.formula.empty()) text += " (" + options.formula + ")";
     text += "\n  " + pad("", width) + "  " + type_text(field.info) + "; " +
             (options.required ? "required" : "default " + field.info.default_text) + "\n";
-  }
-  return text;
-}
-
-std::string ErasedSchema::markdown() const {
-  std::string text = "| name | type | default | meaning |\n|---|---|---|---|\n";
-  for (const ErasedField& field : fields) {
-    const FieldOptions& options = field.info.options;
-    text += "| `" + field.info.name + "` | " + cell(type_text(field.info)) + " | " +
-            (options.required ? "required" : "`" + cell(field.info.default_text) + "`") + " | " +
-            cell(options.meaning + (options.formula.empty() ? "" : " (" + options.formula + ")")) + " |\n";
   }
   return text;
 }

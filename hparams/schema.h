@@ -120,7 +120,6 @@ struct ErasedSchema {
   void parse(void* object, const RawHparams& raw, const Log& log) const;
   [[nodiscard]] nlohmann::json dump(const void* object) const;
   [[nodiscard]] std::string help() const;
-  [[nodiscard]] std::string markdown() const;
   /// `convert` turns a pointer to the including struct into one to the included struct.
   void include(const ErasedSchema& other, const std::function<void*(void*)>& convert, const void* defaults_of_other);
 };
@@ -202,8 +201,6 @@ class Schema {
   [[nodiscard]] nlohmann::json dump(const T& value) const { return erased_.dump(&value); }
   /// One paragraph a field: name, type, default, meaning, formula, range.
   [[nodiscard]] std::string help() const { return erased_.help(); }
-  /// The same as a Markdown table, for docs/hparams.md.
-  [[nodiscard]] std::string markdown() const { return erased_.markdown(); }
   [[nodiscard]] std::vector<FieldInfo> fields() const { return mapped(erased_.fields, &detail::ErasedField::info); }
   [[nodiscard]] const std::string& editor() const noexcept { return erased_.editor; }
   [[nodiscard]] const detail::ErasedSchema& erased() const noexcept { return erased_; }

@@ -192,6 +192,9 @@ RenderedChat render_named(const ChatFormat& format, const std::vector<ChatMessag
       chat.replies.emplace_back(begin, chat.text.size());
     }
   }
+  if (!pending_system.empty())
+    refuse({"message 0", "a system message without a user's behind it",
+            "a user's message, which it joins in this format", ""});
   // A trailing space before the answer would change its first token.
   if (open_reply) chat.text += format.reply_open.substr(0, format.reply_open.find_last_not_of(' ') + 1);
   return chat;

@@ -56,8 +56,9 @@ class Checkpoint {
 [[nodiscard]] std::map<std::string, std::filesystem::path> weight_files(const std::filesystem::path& folder);
 /// The folder, inside a Hugging Face one, of chat templates beside the default one.
 inline constexpr const char* kMoreTemplates = "additional_chat_templates";
-/// Whether a name is that of weights in a Hugging Face folder: "model*.safetensors", or their index.
-[[nodiscard]] bool is_weight_file(const std::string& name);
+/// Whether a name in a Hugging Face folder is that of something which belongs to one model: weights
+/// ("model*.safetensors" and their index), config.json, tokenizer, chat templates, generation settings, ledger.
+[[nodiscard]] bool is_model_file(const std::string& name);
 
 /// Whether `path` is `folder` or lies in it; both canonical.
 [[nodiscard]] bool is_within(const std::filesystem::path& path, const std::filesystem::path& folder);

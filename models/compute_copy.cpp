@@ -66,7 +66,7 @@ Model compute_copy(const Model& model, at::ScalarType dtype, int first_layer) {
   const Model::State& from = *model.state_;
   EMEND_CHECK(first_layer >= from.first_layer && first_layer <= model.n_layers(), "a copy begins within the model");
   const at::NoGradGuard no_grad;
-  const bool small = model.parameter_count() <= kSmall;
+  const bool small = copied_whole(model.parameter_count());
   try {
     auto copy = without_weights(from);
     copy->dtype = dtype;
@@ -105,14 +105,20 @@ bool hooks_idle_above(const Model& model, int first_layer) {
   return true;
 }
 
+at::ScalarType fast_compute_dtype(at::ScalarType dtype, std::span<const c10::Device> devices) {
+  return dtype == at::kFloat && std::ranges::all_of(devices, multiplies_bfloat16) ? at::kBFloat16 : dtype;
+}
+
 at::ScalarType fast_compute_dtype(const Model& model) {
-  if (model.dtype() != at::kFloat) return model.dtype();
-  const auto devices = model.placement().devices();
-  return std::ranges::all_of(devices, multiplies_bfloat16) ? at::kBFloat16 : at::kFloat;
+  return fast_compute_dtype(model.dtype(), model.placement().devices());
+}
+
+bool copied_whole(int64_t parameters) {
+  return parameters <= kSmall;
 }
 
 at::ScalarType writing_dtype(const Model& model, at::ScalarType wanted) {
-  return model.parameter_count() <= kSmall && hooks_idle_above(model, 0) ? wanted : model.dtype();
+  return copied_whole(model.parameter_count()) && hooks_idle_above(model, 0) ? wanted : model.dtype();
 }
 
 }  // namespace emend::models

@@ -6,6 +6,8 @@
 
 #include <emend/models/model.h>
 
+#include <span>
+
 namespace emend::models {
 
 /// Layers `first_layer` to the last, the final norm and the head of `model` in `dtype`, each on the device where the
@@ -26,9 +28,13 @@ namespace emend::models {
 /// The dtype in which this model's frozen layers are computed fastest at the quality of float32: bfloat16 for a float32
 /// model if every device multiplies it natively, otherwise the model's own.
 [[nodiscard]] at::ScalarType fast_compute_dtype(const Model& model);
+/// The same of a model in `dtype` on these devices, which need not be loaded.
+[[nodiscard]] at::ScalarType fast_compute_dtype(at::ScalarType dtype, std::span<const c10::Device> devices);
 
 /// The dtype of passes and texts that only serve an edit: `wanted`, or the model's own where a copy of all of it
-/// would be large (over 10⁹ parameters) or would run without functions that are attached to the model's hook points.
+/// would be large (not copied_whole) or would run without functions that are attached to the model's hook points.
 [[nodiscard]] at::ScalarType writing_dtype(const Model& model, at::ScalarType wanted);
+/// Whether a model of so many parameters is small enough to be copied as a whole: 10⁹ at most.
+[[nodiscard]] bool copied_whole(int64_t parameters);
 
 }  // namespace emend::models

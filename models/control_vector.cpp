@@ -1,13 +1,16 @@
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
+#include <emend/core/json.h>
 #include <emend/core/setting.h>
 #include <emend/core/text.h>
 #include <emend/devices/route.h>
 #include <emend/models/control_vector.h>
+#include <emend/models/family.h>
 #include <emend/models/generation.h>
 #include <emend/models/gguf/detail/gguf_container.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 
 namespace emend::models {
@@ -32,6 +35,30 @@ int layer_of(const std::filesystem::path& path, const std::string& name, int lea
   return layer;
 }
 
+// EasySteer extracts other states too, of heads and of routers, which may be as wide as the stream.
+void require_stream(const std::filesystem::path& path, const std::string& about) {
+  const auto told = parse_json(about, path.string() + ": controlvector.easysteer");
+  const auto component = told.is_object() ? told.value("component", nlohmann::json()) : nlohmann::json();
+  if (component.is_null() || component == "hidden_states") return;
+  throw Error(ErrorClass::kUnsupported,
+              {path.string(), "directions of " + component.dump(), "of \"hidden_states\", to which they are added",
+               "extract them from the hidden states"});
+}
+
+// Programs write the type of config.json or GGUF's architecture.
+bool names_kind(const std::string& hint, const FamilySpec& family) {
+  const auto plain = [](std::string text) {
+    std::erase_if(text, [](unsigned char c) { return std::isalnum(c) == 0; });
+    return text;
+  };
+  const auto is_hint = [&](const std::string& name) { return plain(name) == plain(hint); };
+  return is_hint(family.name) || is_hint(family.gguf.architecture) || std::ranges::any_of(family.model_types, is_hint);
+}
+
+bool names_any_kind(const std::string& hint) {
+  return std::ranges::any_of(all_families(), [&](const FamilySpec& family) { return names_kind(hint, family); });
+}
+
 }  // namespace
 
 ControlVector read_control_vector(const std::filesystem::path& path) {
@@ -42,7 +69,11 @@ ControlVector read_control_vector(const std::filesystem::path& path) {
   const bool easy_steer = architecture == "steervector" || file.text("controlvector.method");
   if (architecture && *architecture != kArchitecture && !easy_steer)
     refuse_file(path, "a GGUF file of the architecture \"" + *architecture + "\"", "\"controlvector\"");
-  vector.model_hint = file.text("controlvector.model_hint").value_or("");
+  if (const auto about = file.text("controlvector.easysteer")) require_stream(path, *about);
+  // EasySteer's hint is the model itself: a folder, ORG/NAME or "unknown".
+  const std::string hint = file.text("controlvector.model_hint").value_or("");
+  if (hint != "unknown" && hint.find('/') == hint.npos && (!easy_steer || names_any_kind(hint)))
+    vector.model_hint = hint;
   int64_t width = -1;
   for (const GgufTensor& tensor : file.tensors()) {
     const int layer = layer_of(path, tensor.name, easy_steer ? 0 : 1);
@@ -95,6 +126,17 @@ LayerRange LayerRange::parse(const std::string& text) {
   if (!first || !last || *last < *first)
     refuse({setting("layers"), "\"" + text + "\"", "A-B with A from 0 on and B not below A", "such as 8-14"});
   return {*first, *last};
+}
+
+std::string other_kind(const std::string& model_hint, const Model& model) {
+  const auto& own = model.family();
+  const auto shares_name = [&](const FamilySpec& family) {  // GGUF has one architecture for several families
+    return !family.gguf.architecture.empty() && family.gguf.architecture == own.gguf.architecture &&
+           names_kind(model_hint, family);
+  };
+  if (model_hint.empty() || names_kind(model_hint, own) || std::ranges::any_of(all_families(), shares_name)) return "";
+  return "made for a model of type \"" + model_hint + "\", this one is \"" + model.config().model_type +
+         "\": a direction of another model says nothing";
 }
 
 void require_directions(const ControlVector& vector, const LayerRange& range, const std::string& where) {

@@ -13,7 +13,7 @@ namespace emend::models {
 
 /// One vector a layer.
 struct ControlVector {
-  std::string model_hint;            ///< what it was made for ("llama"); nothing is decided by it
+  std::string model_hint;            ///< kind of model it was made for ("llama"); empty: not known
   std::map<int, at::Tensor> layers;  ///< block → [D] float32, host
   /// Block → coordinate along the direction, in its lengths, that counts as 0 where states are clamped; none: 0 itself.
   std::map<int, double> origin = {};
@@ -28,10 +28,15 @@ struct LayerRange {
 };
 
 /// Throws Error(kNotFound), Error(kCorruption) naming file and tensor if it is no control vector (another architecture,
-/// no tensor direction.N, N = 0 unless EasySteer wrote it, another type than F32, several widths, non-finite values).
+/// no tensor direction.N, N = 0 unless EasySteer wrote it, another type than F32, several widths, non-finite values),
+/// Error(kUnsupported) for one of EasySteer's that is not of hidden states.
 [[nodiscard]] ControlVector read_control_vector(const std::filesystem::path& path);
 /// Writes what llama.cpp reads, atomically, without block 0. Throws Error(kInvalidArgument) if that is all, Error(kIo).
 void write_control_vector(const std::filesystem::path& path, const ControlVector& vector);
+
+/// "made for a model of type "gpt2", this one is "llama": …" where the hint names another kind than the model's, for
+/// warnings; empty otherwise.
+[[nodiscard]] std::string other_kind(const std::string& model_hint, const Model& model);
 
 struct SteerOptions {
   double strength = 1;

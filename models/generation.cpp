@@ -19,7 +19,7 @@ namespace emend::models {
 namespace detail {
 
 struct LiveRow : BatchRow {
-  LiveRow(BatchRow row) : BatchRow(std::move(row)), random(options->seed, this->row) {}
+  LiveRow(BatchRow row) : BatchRow(std::move(row)), random(options->seed, options->first_row + this->row) {}
   detail::RowRandom random;
   int64_t chosen = 0, wrong = 0;  // tokens; passes that checked a wrong one
   bool done = false;
@@ -79,8 +79,8 @@ void check_row(const Model& model, const BatchRow& row) {
   const std::string prompt = "prompt " + std::to_string(row.row);
   if (row.text.empty())
     refuse({"generation", prompt + " has no tokens", "at least one token", "start with the BOS token"});
-  const int64_t length = std::ssize(row.text) + options.max_new_tokens;
-  if (model.config().positions == Positions::kLearned && length > model.max_positions() + 1)
+  const int64_t room = model.max_positions() + 1 - std::ssize(row.text);
+  if (model.config().positions == Positions::kLearned && options.max_new_tokens > room)
     refuse({"generation",
             prompt + " of " + std::to_string(row.text.size()) + " tokens with " +
                 std::to_string(options.max_new_tokens) + " new ones",

@@ -25,6 +25,7 @@ struct GenerateOptions {
   double min_p = 0;                 ///< 0: no limit
   double repetition_penalty = 1.0;  ///< 1: none
   uint64_t seed = 0;
+  int64_t first_row = 0;          ///< added to a row's number for its random stream: of prompts that come in parts
   std::vector<int64_t> stop_ids;  ///< usually the end-of-sequence ids; empty: never stop early
   /// Of drafts: as if so many tokens before their first had been right. It decides how many are checked at once.
   int64_t trust = 4;
@@ -47,7 +48,7 @@ using Drafts = std::vector<std::vector<int64_t>>;
 struct BatchRow {
   std::vector<int64_t> text;                       ///< the prompt; the batch puts behind it what it chooses
   std::shared_ptr<const GenerateOptions> options;  ///< this row's own; callbacks are called with `row`
-  int64_t row = 0;                                 ///< decides the random stream, together with the seed
+  int64_t row = 0;                                 ///< with first_row and the seed, decides the random stream
   int64_t group = 0;                               ///< the caller's, for before_pass
   Drafts drafts = {};                              ///< of greedy rows; others do not look at them
 };
@@ -86,8 +87,8 @@ struct RunningPass {
 
 /// Continues every prompt, batched, many without callbacks in groups by cores (groups_of_rows); returns only the new
 /// tokens of each (the stop id is not included). Each row is independent of the others and of the batch it is in: its
-/// random stream depends on `seed` and its row number. `drafts`: of each prompt, or none; they save time where they are
-/// right and change nothing. Throws Error(kInvalidArgument) for another number of them.
+/// random stream depends on `seed` and on `first_row` and its row number. `drafts`: of each prompt, or none; they save
+/// time where they are right and change nothing. Throws Error(kInvalidArgument) for another number of them.
 [[nodiscard]] std::vector<std::vector<int64_t>> generate(const Model& model,
                                                          const std::vector<std::vector<int64_t>>& prompts,
                                                          const GenerateOptions& options,

@@ -259,18 +259,30 @@ devices::ModelShape model_shape(const ModelConfig& config, at::ScalarType dtype)
   return shape;
 }
 
+// The devices of a machine that is not here are simulated; maps and limits name them as those of one that is.
+static void rename_gpus(devices::PlanRequest& request) {
+  const auto rename = [](c10::Device& device) {
+    if (device.is_cuda()) device = {devices::kSimulated, device.index()};
+  };
+  rename(request.map.device);
+  for (auto& [module, device] : request.map.modules) rename(device);
+  for (auto& [device, bytes] : request.max_memory.limits) rename(device);
+}
+
 devices::Plan plan_model(const PlaceOptions& options, const ModelConfig& config, const devices::WorkShape& work,
                          const std::string& machine) {
   devices::PlanRequest request;
+  request.imagined = !machine.empty();
   request.map = devices::parse_device_map(options.device_map);
   if (!options.max_memory.empty())
-    request.max_memory =
-        devices::parse_max_memory(options.max_memory, machine.empty() ? request.map.numbered() : devices::kSimulated);
+    request.max_memory = request.imagined ? devices::parse_max_memory(options.max_memory)
+                                          : devices::parse_max_memory(options.max_memory, request.map.numbered());
+  if (request.imagined) rename_gpus(request);
   request.model = model_shape(config, options.dtype);
   request.work = work;
   request.names = device_module_names(family_named(config.family), config);
   request.machine =
-      machine.empty() ? devices::prepare_devices(request.map, request.max_memory) : devices::parse_machine(machine);
+      request.imagined ? devices::parse_machine(machine) : devices::prepare_devices(request.map, request.max_memory);
   return devices::make_plan(request);
 }
 

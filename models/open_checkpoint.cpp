@@ -107,8 +107,13 @@ std::map<std::string, std::filesystem::path> weight_files(const std::filesystem:
   return detail::HfCheckpoint(folder).files();
 }
 
-bool is_weight_file(const std::string& name) {
+static bool is_weight_file(const std::string& name) {
   return name.starts_with("model") && (name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json"));
+}
+
+bool is_model_file(const std::string& name) {
+  return name == "config.json" || name == "generation_config.json" || name == ".emend" || name == kMoreTemplates ||
+         is_weight_file(name) || detail::is_tokenizer_file(name);
 }
 
 namespace detail {
@@ -136,18 +141,13 @@ bool is_tokenizer_file(const std::string& name) {
          (name.starts_with("tokenization_") && name.ends_with(".py"));
 }
 
-bool is_model_file(const std::string& name) {
-  return name == "config.json" || name == "generation_config.json" || name == ".emend" || is_weight_file(name) ||
-         is_tokenizer_file(name);
-}
-
 std::vector<std::string> copy_companions(const fs::path& from, const fs::path& to, bool tokenizer) {
   std::vector<std::string> others;
   for (const auto& entry : fs::directory_iterator(from)) {
     const std::string name = entry.path().filename().string();
     if (is_companion(entry) && (tokenizer || !is_tokenizer_file(name)))
       write_file(to / name, read_file(entry.path()));
-    else if (!is_model_file(name) && !name.ends_with(".index.json") && name != kMoreTemplates)
+    else if (!is_model_file(name) && !name.ends_with(".index.json"))
       others.push_back(name);
   }
   std::ranges::sort(others);

@@ -26,8 +26,9 @@ struct PlaceOptions {
 /// Sizes of a model as the planner wants them, exact to the byte.
 [[nodiscard]] devices::ModelShape model_shape(const ModelConfig& config, at::ScalarType dtype);
 
-/// The plan for a model and a piece of work; nothing is loaded. `machine` as devices::parse_machine reads it; empty:
-/// this machine. Throws Error(kInvalidArgument, kDevice) as the parsers of device maps and memory limits do.
+/// The plan for a model and a piece of work; nothing is loaded. `machine` as devices::parse_machine reads it, of GPUs,
+/// which the map and the limits may call cuda:0, 0 or sim:0; empty: this machine. Throws Error(kInvalidArgument,
+/// kDevice) as the parsers of device maps and memory limits do.
 [[nodiscard]] devices::Plan plan_model(const PlaceOptions& options, const ModelConfig& config,
                                        const devices::WorkShape& work = {}, const std::string& machine = "");
 

@@ -146,7 +146,7 @@ std::vector<std::string> save_model(const Model& model, const fs::path& folder, 
     changed = source ? save_from_folder(model, *source, staged, dtype)
                      : save_from_other(model, staged, dtype.value_or(at::kFloat));
   };
-  write_whole(folder, write, detail::is_model_file);
+  write_whole(folder, write, is_model_file);
   return changed;
 }
 

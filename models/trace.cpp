@@ -2,6 +2,7 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 #include <emend/core/error.h>
+#include <emend/core/mapped.h>
 #include <emend/devices/route.h>
 #include <emend/hooks/hook_session.h>
 #include <emend/models/detail/model_state.h>
@@ -85,10 +86,17 @@ Patch Patch::zero(SiteRef site) {
           })};
 }
 
+// The mean over the tokens that see a key, for these tokens.
+static at::Tensor mean_of_seen(const at::Tensor& x, const at::Tensor& hidden) {
+  return at::where(hidden, x, x.masked_fill(hidden, NAN).nanmean(0, true));
+}
+
 Patch Patch::mean(SiteRef site) {
   return {site, Value([](const at::Tensor& x, const TokenBatch&, const Patch& self) {
-            if (self.site_.site != Site::kAttnScores) return x.mean(0, true).expand_as(x);
-            return visible(x, x.masked_fill(x.isneginf(), NAN).nanmean(0, true).expand_as(x), self.site_.site);
+            if (self.site_.site == Site::kAttnScores) return mean_of_seen(x, x.isneginf());
+            if (self.site_.site != Site::kAttnPattern) return x.mean(0, true).expand_as(x);
+            const at::Tensor mean = mean_of_seen(x, x == 0), sum = mean.sum(-1, true);  // 0: hidden
+            return mean * (x.sum(-1, true) / sum.masked_fill(sum == 0, 1));  // a token's shares add up as before
           })};
 }
 
@@ -193,7 +201,7 @@ namespace {
 TokenBatch batch_of(const Model& model, const Prompts& prompts, Trace* trace) {
   std::vector<std::vector<int64_t>> rows = prompts.ids;
   for (const std::string& text : prompts.texts) {
-    Encoding encoding = model.tokenizer().encode(text, /*add_special=*/true);
+    Encoding encoding = model.tokenizer().encode_prompt(text);
     rows.push_back(encoding.ids);
     if (trace) trace->encodings.push_back(std::move(encoding));
   }
@@ -201,9 +209,8 @@ TokenBatch batch_of(const Model& model, const Prompts& prompts, Trace* trace) {
   trace->texts = prompts.texts;
   for (const auto& row : rows) {
     if (prompts.texts.empty()) trace->encodings.push_back({row, {}});
-    auto& tokens = trace->tokens.emplace_back();
-    for (const int64_t id : row)
-      tokens.push_back(model.has_tokenizer() ? model.tokenizer().decode(std::vector<int64_t>{id}) : std::to_string(id));
+    trace->tokens.push_back(model.has_tokenizer() ? model.tokenizer().decode_each(row)
+                                                  : mapped(row, [](int64_t id) { return std::to_string(id); }));
   }
   return TokenBatch::from_rows(rows);
 }

@@ -23,7 +23,7 @@ struct Prompts {
   Prompts(std::initializer_list<const char*> several) : texts(several.begin(), several.end()) {}
   Prompts(std::vector<std::vector<int64_t>> token_ids) : ids(std::move(token_ids)) {}
 
-  std::vector<std::string> texts;         ///< with what the tokenizer puts around a text
+  std::vector<std::string> texts;         ///< with what the tokenizer puts in front of a text
   std::vector<std::vector<int64_t>> ids;  ///< instead of texts, as they are
 };
 
@@ -61,9 +61,11 @@ class Patch {
   /// the one it was given (a copy) and returns an undefined one.
   Patch(hooks::SiteRef site, hooks::HookFn function);
   [[nodiscard]] static Patch zero(hooks::SiteRef site);
-  /// The mean over all tokens of the pass.
+  /// The mean over all tokens of the pass; of scores and patterns over those that see a key (a share of exactly 0:
+  /// unseen). A pattern's rows keep their sums.
   [[nodiscard]] static Patch mean(hooks::SiteRef site);
-  /// A tensor that fits what a trace has there, in its layout, by broadcasting; on any device, in any dtype.
+  /// A tensor that fits what a trace has there, in its layout, by broadcasting; on any device, in any dtype. In scores
+  /// hidden keys stay hidden; a pattern is put there as it is.
   [[nodiscard]] static Patch set(hooks::SiteRef site, at::Tensor value);
   [[nodiscard]] static Patch add(hooks::SiteRef site, at::Tensor value);
   /// What another pass had there, at the same tokens: counted from a row's begin, negative ones from its end. `from`

@@ -69,7 +69,7 @@ void add_quality_options(Options& o, QualityArguments& quality, RunOptions& edit
            {.type = "DIR", .needs = "--quality"})
       .add("--resume", &edit.resume,
            "go on with the comparison in --out; --editors are added to it, all other options are those that it began "
-           "with",
+           "with, but for --cache, --stats-cache and --log-file",
            {.needs = "--quality"});
   o.at("--editor").shown = "memit";
   o.at("--editor").excludes = "--quality";

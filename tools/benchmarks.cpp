@@ -260,6 +260,7 @@ ordered_json phase_document(const Measure& reference, const Measure& fast, doubl
   ordered_json document;
   if (reference.seconds > 0) document["reference_s"] = reference.seconds;
   document["fast_s"] = fast.seconds;
+  if (fast.seconds <= 0) return document;
   if (reference.seconds > 0) document["ratio"] = reference.seconds / fast.seconds;
   if (facts > 0) document["facts_per_second"] = static_cast<double>(facts) / fast.seconds;
   if (fast.gflop > 0) {

@@ -21,7 +21,7 @@ struct Measure {
 [[nodiscard]] nlohmann::ordered_json describe_machine(const models::Model& model);
 
 /// Seconds of both ways and their ratio, facts a second, arithmetic and its share of `peak` (10⁹ operations a second).
-/// Without a reference (0 seconds) the ratio is left out.
+/// Without a reference (0 seconds) the ratio is left out; of a phase that took no time only the seconds are told.
 [[nodiscard]] nlohmann::ordered_json phase_document(const Measure& reference, const Measure& fast, double peak,
                                                     int64_t facts = 0);
 

@@ -125,8 +125,12 @@ CLI::Option* add_option(CLI::App& app, const Option& option) {
 
 // The only place that knows how the parser is told.
 void declare(CLI::App& app, const Options& options, const std::vector<std::string>& words) {
+  const auto is_argument = [](const Option& option) { return !option.names.starts_with('-'); };
+  const bool arguments = std::ranges::any_of(options.all(), is_argument);
   for (const Option& option : options.all()) {
     CLI::Option* bound = add_option(app, option);
+    // One value each time, or the arguments behind it would be taken for more.
+    if (arguments && !is_argument(option)) bound->allow_extra_args(false);
     if (!option.is_flag()) bound->check([&option](const std::string& word) { return fault_of_word(option, word); });
     if (option.required && (option.unless.empty() || std::ranges::find(words, option.unless) == words.end()))
       bound->required();
@@ -285,15 +289,22 @@ std::string parse_words(Command& command, const std::vector<std::string>& words)
   return fault_of_words(app, command.options, words);
 }
 
+static std::string name_of(const std::string& word) {
+  return word.substr(0, word.find('='));
+}
+
 // Of the line that a folder keeps, without what names places to write elsewhere: the folder may be somebody else's.
-static std::vector<std::string> within_folder(const std::vector<std::string>& words) {
+static std::vector<std::string> within_folder(const std::vector<std::string>& words,
+                                              std::vector<std::string>& left_out) {
   std::vector<std::string> kept;
   for (size_t i = 0; i < words.size(); ++i) {
-    const std::string name = words[i].substr(0, words[i].find('='));
-    if (!writes_beside(name))
+    const std::string name = name_of(words[i]);
+    if (!writes_beside(name)) {
       kept.push_back(words[i]);
-    else if (name == words[i])
-      ++i;  // its value
+      continue;
+    }
+    left_out.push_back(name);
+    if (name == words[i]) ++i;  // its value
   }
   return kept;
 }
@@ -313,7 +324,18 @@ static int run_verb(const Verb& verb, const std::vector<std::string>& words, con
   }
   if (earlier.empty()) return run_command(command, command_line);
   // What stands in the earlier line goes under what was given.
-  const auto before = within_folder(verb_words({earlier.begin() + 1, earlier.end()}));
+  std::vector<std::string> left_out;
+  const auto before = within_folder(verb_words({earlier.begin() + 1, earlier.end()}), left_out);
+  std::erase_if(left_out, [&](const auto& name) { return std::ranges::count(words, name, name_of) > 0; });
+  if (!left_out.empty())
+    command.run = [left_out, run = std::move(command.run)](Common& common) {
+      const bool one = left_out.size() == 1;
+      common.log.warning("resume.places",
+                         join(left_out, ", ") + " of the line that it began with " + (one ? "is" : "are") +
+                             " not taken over, as the folder may be somebody else's; give " +
+                             (one ? "it again to use the same place" : "them again to use the same places"));
+      return run(common);
+    };
   for (const auto& line : {std::vector(before.begin() + (before[0] == verb.name ? 1 : 0), before.end()), words}) {
     CLI::App again;
     declare(again, command.options, words);

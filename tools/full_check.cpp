@@ -201,21 +201,41 @@ class FullCheck {
           check.status = check.value <= check.limit ? CheckStatus::kOk : CheckStatus::kFailed;
           if (check.status == CheckStatus::kFailed) check.detail = "differs from the CPU's edit";
         } catch (const c10::Error& error) {
-          check.status = CheckStatus::kFailed;
-          check.detail = error.what_without_backtrace();
+          fault(check, error.what_without_backtrace());
         } catch (const Error& error) {
           if (error.error_class() == ErrorClass::kCancelled) throw;
-          check.status = CheckStatus::kFailed;
-          check.detail = error.what();
+          fault(check, error.what());
         }
         checks_.push_back(std::move(check));
       }
   }
 
+  // Where memory is short, nothing is known to be wrong.
+  static void fault(Check& check, const std::string& what) {
+    const bool memory = what.find("out of memory") != std::string::npos;
+    check.status = memory ? CheckStatus::kSkipped : CheckStatus::kFailed;
+    check.detail = what;
+  }
+
+  // What cannot be done is a row of its own, and the rest goes on.
+  void attempt(const std::string& name, c10::Device device, const std::function<void()>& work) {
+    Check check{name, CheckStatus::kFailed, "", "", devices::to_string(device)};
+    try {
+      work();
+      return;
+    } catch (const c10::Error& error) {
+      fault(check, error.what_without_backtrace());
+    } catch (const Error& error) {
+      if (error.error_class() == ErrorClass::kCancelled) throw;
+      fault(check, error.what());
+    }
+    checks_.push_back(std::move(check));
+  }
+
   // The best of three, after one that warms up; `work` returns what must be finished.
   void measure(c10::Device device, const std::string& name, double flop, const std::function<at::Tensor()>& work) {
-    double best = INFINITY;
-    try {
+    attempt("time: " + name, device, [&] {
+      double best = INFINITY;
       for (int i = 0; i < 4; ++i) {
         common_.cancel.check("doctor");
         const auto begin = std::chrono::steady_clock::now();
@@ -223,122 +243,131 @@ class FullCheck {
         const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
         if (i > 0) best = std::min(best, took.count());
       }
-    } catch (const c10::Error& error) {
-      checks_.push_back(
-          {"time: " + name, CheckStatus::kFailed, error.what_without_backtrace(), "", devices::to_string(device)});
-      return;
-    }
-    ordered_json row = {{"name", name}, {"device", devices::to_string(device)}, {"seconds", best}};
-    if (flop > 0) row["gflops"] = flop / best * 1e-9;
-    timings_.push_back(std::move(row));
+      ordered_json row = {{"name", name}, {"device", devices::to_string(device)}, {"seconds", best}};
+      if (flop > 0) row["gflops"] = flop / best * 1e-9;
+      timings_.push_back(std::move(row));
+    });
+  }
+
+  static at::Tensor random_on(c10::Device device, at::IntArrayRef sizes, at::ScalarType dtype) {
+    return devices::route_to(at::rand(sizes, at::kFloat).to(dtype), device, devices::Purpose::kOther);
   }
 
   void time(c10::Device device) {
     const at::NoGradGuard no_grad;
-    const bool large = device.is_cuda();
-    const auto random = [&](at::IntArrayRef sizes, at::ScalarType dtype) {
-      return devices::route_to(at::rand(sizes, at::kFloat).to(dtype), device, devices::Purpose::kOther);
-    };
-    const int64_t n = large ? 4096 : 512, solve = large ? 8192 : 512;
-    for (size_t d = 0; d < std::size(kDtypes); ++d) {
-      const at::Tensor a = random({n, n}, kDtypes[d]), b = random({n, n}, kDtypes[d]);
-      const double flop = 2.0 * static_cast<double>(n * n * n);
-      measure(device, "product " + std::to_string(n) + "^2, " + kDtypeNames[d], flop, [&] { return a.mm(b); });
-    }
-    for (const size_t d : {1, 2}) {
-      const auto dtype = kDtypes[d];
-      const int64_t whole = large ? 4096 : 256;
-      const at::Tensor q = random({64, 32, 8, 128}, dtype), k = random({64, 8, 40, 128}, dtype);
-      const at::Tensor mask = random({64, 1, 8, 40}, dtype), text = random({1, 8, whole, 128}, dtype);
-      const auto named = [&](const std::string& shape) { return "attention, " + shape + ", " + kDtypeNames[d]; };
-      measure(device, named("64 rows of 8 in 40, grouped, masked"), 0,
-              [&] { return at::scaled_dot_product_attention(q, k, k, mask, 0.0, false, std::nullopt, true); });
-      measure(device, named("causal " + std::to_string(whole)), 0,
-              [&] { return at::scaled_dot_product_attention(text, text, text, std::nullopt, 0.0, true); });
-      int64_t length = whole / 2;  // a kernel that plans for every new shape shows here
-      measure(device, named("ten new lengths"), 0, [&] {
-        at::Tensor last;
-        for (int i = 0; i < 10; ++i) {
-          const at::Tensor part = text.narrow(2, 0, ++length);
-          last = at::scaled_dot_product_attention(part, part, part, std::nullopt, 0.0, true);
-        }
-        return last;
-      });
-    }
-    const at::Tensor x = random({solve, solve}, at::kDouble), rhs = random({solve, 64}, at::kDouble);
-    const at::Tensor spd = x.mm(x.t()) + devices::route_like(at::eye(solve, at::kDouble), x, devices::Purpose::kOther);
-    measure(device, "solve " + std::to_string(solve) + "^2, float64", std::pow(static_cast<double>(solve), 3) / 3,
-            [&] { return editors::SpdFactor::of(spd).solve(rhs); });
+    for (size_t d = 0; d < std::size(kDtypes); ++d)
+      attempt(std::string("time: product, ") + kDtypeNames[d], device, [&] { time_product(device, d); });
+    for (const size_t d : {1, 2})
+      attempt(std::string("time: attention, ") + kDtypeNames[d], device, [&] { time_attention(device, d); });
+    attempt("time: solve, float64", device, [&] { time_solve(device); });
     devices::release_unused_memory();
+  }
+
+  void time_product(c10::Device device, size_t d) {
+    const int64_t n = device.is_cuda() ? 4096 : 512;
+    const at::Tensor a = random_on(device, {n, n}, kDtypes[d]), b = random_on(device, {n, n}, kDtypes[d]);
+    const double flop = 2.0 * static_cast<double>(n * n * n);
+    measure(device, "product " + std::to_string(n) + "^2, " + kDtypeNames[d], flop, [&] { return a.mm(b); });
+  }
+
+  void time_attention(c10::Device device, size_t d) {
+    const auto dtype = kDtypes[d];
+    const int64_t whole = device.is_cuda() ? 4096 : 256;
+    const at::Tensor q = random_on(device, {64, 32, 8, 128}, dtype), k = random_on(device, {64, 8, 40, 128}, dtype);
+    const at::Tensor mask = random_on(device, {64, 1, 8, 40}, dtype),
+                     text = random_on(device, {1, 8, whole, 128}, dtype);
+    const auto named = [&](const std::string& shape) { return "attention, " + shape + ", " + kDtypeNames[d]; };
+    measure(device, named("64 rows of 8 in 40, grouped, masked"), 0,
+            [&] { return at::scaled_dot_product_attention(q, k, k, mask, 0.0, false, std::nullopt, true); });
+    measure(device, named("causal " + std::to_string(whole)), 0,
+            [&] { return at::scaled_dot_product_attention(text, text, text, std::nullopt, 0.0, true); });
+    int64_t length = whole / 2;  // a kernel that plans for every new shape shows here
+    measure(device, named("ten new lengths"), 0, [&] {
+      at::Tensor last;
+      for (int i = 0; i < 10; ++i) {
+        const at::Tensor part = text.narrow(2, 0, ++length);
+        last = at::scaled_dot_product_attention(part, part, part, std::nullopt, 0.0, true);
+      }
+      return last;
+    });
+  }
+
+  void time_solve(c10::Device device) {
+    const int64_t n = device.is_cuda() ? 8192 : 512;
+    const at::Tensor x = random_on(device, {n, n}, at::kDouble), rhs = random_on(device, {n, 64}, at::kDouble);
+    const at::Tensor spd = x.mm(x.t()) + devices::route_like(at::eye(n, at::kDouble), x, devices::Purpose::kOther);
+    measure(device, "solve " + std::to_string(n) + "^2, float64", std::pow(static_cast<double>(n), 3) / 3,
+            [&] { return editors::SpdFactor::of(spd).solve(rhs); });
   }
 
   // Kernels of our own beside LibTorch's operators: the same numbers, and in what time.
   void compare_kernels(c10::Device device) {
     const at::NoGradGuard no_grad;
+    for (const size_t d : {1, 2})
+      attempt(std::string("kernels, ") + kDtypeNames[d], device, [&] { compare_kernels(device, d); });
+  }
+
+  void compare_kernels(c10::Device device, size_t d) {
     const int64_t rows = device.is_cuda() ? 4096 : 256, width = rows, heads = width / 64;
     const auto random = [&](at::IntArrayRef sizes, at::ScalarType dtype = at::kFloat) {
       return devices::route_to((at::rand(sizes, at::kFloat) - 0.5).to(dtype), device, devices::Purpose::kOther);
     };
-    for (const size_t d : {1, 2}) {
-      const at::Tensor x = random({rows, width}, kDtypes[d]), y = random({rows, width}, kDtypes[d]);
-      if (!devices::own_kernels(x)) return;
-      const at::Tensor w = random({width}, kDtypes[d]), q = x.view({rows, heads, 64});
-      compare(
-          device, "sum and norm", d,
-          [&] {
-            const auto own = devices::add_rms_norm(x, y, w, 1e-5, false);
-            return at::cat({own.sum, own.normed});
-          },
-          [&] {
-            return at::cat({x + y, at::rms_norm(x + y, {width}, w, 1e-5)});
-          });
-      const at::Tensor cos = random({rows, 1, 64}, kDtypes[d]), sin = random({rows, 1, 64}, kDtypes[d]);
-      compare(
-          device, "rotary", d, [&] { return devices::rotate_heads(q, cos, sin, false); },
-          [&] {
-            return at::addcmul(q * cos, at::cat({q.narrow(2, 32, 32), q.narrow(2, 0, 32)}, 2), sin);
-          });
-      compare(
-          device, "gate", d, [&] { return devices::gated(x, y, false); }, [&] { return at::silu(x) * y; });
-      const at::Tensor logits = random({rows / 8, 8 * width}, kDtypes[d]), weight = random({rows / 8});
-      const at::Tensor labels = logits.argmin(1);
-      compare(
-          device, "loss of labels", d, [&] { return devices::head_loss(logits, labels, weight, {}, true).grad_MV; },
-          [&] {
-            const at::Tensor p = at::softmax(logits, 1, at::kFloat);
-            return ((p - at::zeros_like(p).scatter(1, labels.unsqueeze(1), 1)) * weight.unsqueeze(1)).to(kDtypes[d]);
-          });
-      if (d > 1) continue;  // δ is float32
-      const at::Tensor zero = at::zeros_like(x), limit = random({rows, 1}) + 1;
-      const at::Tensor half = at::full({rows, 1}, 0.5, x.options().dtype(at::kDouble));
-      compare(
-          device, "step of δ", d,
-          [&] {
-            at::Tensor first = zero.clone(), second = zero.clone();
-            return devices::ball_adam(x, y, first, second, half, half, limit, {0.5, 0.9, 0.999, 1e-8});
-          },
-          [&] {
-            const at::Tensor moved = x - 0.1 * y / ((0.001 * y * y).sqrt() / std::sqrt(0.5) + 1e-8);
-            const at::Tensor norm = moved.norm(2, 1, true);
-            return at::where(norm > limit, moved * limit / norm, moved);
-          });
-    }
+    const at::Tensor x = random({rows, width}, kDtypes[d]), y = random({rows, width}, kDtypes[d]);
+    if (!devices::own_kernels(x)) return;
+    const at::Tensor w = random({width}, kDtypes[d]), q = x.view({rows, heads, 64});
+    compare(
+        device, "sum and norm", d,
+        [&] {
+          const auto own = devices::add_rms_norm(x, y, w, 1e-5, false);
+          return at::cat({own.sum, own.normed});
+        },
+        [&] {
+          return at::cat({x + y, at::rms_norm(x + y, {width}, w, 1e-5)});
+        });
+    const at::Tensor cos = random({rows, 1, 64}, kDtypes[d]), sin = random({rows, 1, 64}, kDtypes[d]);
+    compare(
+        device, "rotary", d, [&] { return devices::rotate_heads(q, cos, sin, false); },
+        [&] {
+          return at::addcmul(q * cos, at::cat({q.narrow(2, 32, 32), q.narrow(2, 0, 32)}, 2), sin);
+        });
+    compare(
+        device, "gate", d, [&] { return devices::gated(x, y, false); }, [&] { return at::silu(x) * y; });
+    const at::Tensor logits = random({rows / 8, 8 * width}, kDtypes[d]), weight = random({rows / 8});
+    const at::Tensor labels = logits.argmin(1);
+    compare(
+        device, "loss of labels", d, [&] { return devices::head_loss(logits, labels, weight, {}, true).grad_MV; },
+        [&] {
+          const at::Tensor p = at::softmax(logits, 1, at::kFloat);
+          return ((p - at::zeros_like(p).scatter(1, labels.unsqueeze(1), 1)) * weight.unsqueeze(1)).to(kDtypes[d]);
+        });
+    if (d > 1) return;  // δ is float32
+    const at::Tensor zero = at::zeros_like(x), limit = random({rows, 1}) + 1;
+    const at::Tensor half = at::full({rows, 1}, 0.5, x.options().dtype(at::kDouble));
+    compare(
+        device, "step of δ", d,
+        [&] {
+          at::Tensor first = zero.clone(), second = zero.clone();
+          return devices::ball_adam(x, y, first, second, half, half, limit, {0.5, 0.9, 0.999, 1e-8});
+        },
+        [&] {
+          const at::Tensor moved = x - 0.1 * y / ((0.001 * y * y).sqrt() / std::sqrt(0.5) + 1e-8);
+          const at::Tensor norm = moved.norm(2, 1, true);
+          return at::where(norm > limit, moved * limit / norm, moved);
+        });
   }
 
   void compare(c10::Device device, const std::string& kernel, size_t dtype, const std::function<at::Tensor()>& own,
                const std::function<at::Tensor()>& library) {
     const std::string name = kernel + ", " + kDtypeNames[dtype];
-    Check check{"kernel: " + name, CheckStatus::kOk, "", "", devices::to_string(device), 0, dtype == 1 ? 1e-5 : 1e-2};
-    try {
+    attempt("kernel: " + name, device, [&] {
+      Check check{"kernel: " + name, CheckStatus::kOk, "", "", devices::to_string(device), 0, dtype == 1 ? 1e-5 : 1e-2};
       const at::Tensor expected = library().to(at::kDouble);
       check.value = ((own().to(at::kDouble) - expected).norm() / expected.norm()).item<double>();
       const bool near = check.value <= check.limit;
       check.detail = near ? short_number(check.value) + " from LibTorch's operators" : "not LibTorch's numbers";
       if (!near) check.status = CheckStatus::kFailed;
-    } catch (const Error& error) {
-      check.status = CheckStatus::kFailed, check.detail = error.what();
-    }
-    checks_.push_back(std::move(check));
+      checks_.push_back(std::move(check));
+    });
     measure(device, name + ", own kernel", 0, own);
     measure(device, name + ", LibTorch", 0, library);
   }
@@ -380,7 +409,7 @@ class FullCheck {
             "failed   " + check.name + (edit ? " (" + check.device + ")" : "") + ": " + check.detail +
             (check.limit > 0 ? ": " + short_number(check.value) + ", at most " + short_number(check.limit) : "") +
             (check.advice.empty() ? "" : " (" + check.advice + ")") + "\n";
-      if (!copy && !edit) {
+      if ((!copy && !edit) || check.status == CheckStatus::kSkipped) {
         if (check.status != CheckStatus::kFailed)
           out += std::string(devices::to_string(check.status)) + "  " + check.name + ": " + check.detail +
                  (check.advice.empty() ? "" : " (" + check.advice + ")") + "\n";

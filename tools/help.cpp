@@ -76,7 +76,7 @@ std::vector<std::string> groups_of(const Options& options) {
 
 void each_of(const Options& options, const std::string& group, const std::function<void(const Option&)>& show) {
   for (const Option& option : options.all())
-    if (option.group == group && !option.hidden) show(option);
+    if (option.group == group) show(option);
 }
 
 std::string arguments_of(const Options& options) {
@@ -123,7 +123,7 @@ std::string hyphened(const Options& options) {
   std::string names = "--help";
   for (const Option& option : options.all())
     for (const auto& name : option.spellings())
-      if (!option.hidden && name.starts_with("--")) append_item(names, name, " ");
+      if (name.starts_with("--")) append_item(names, name, " ");
   return names;
 }
 
@@ -171,7 +171,7 @@ std::string zsh_script() {
     list += "    '" + std::string(verb.name) + ":" + zsh_text(verb.summary, ":\\") + "'\n";
     cases += "    " + std::string(verb.name) + ") _arguments";
     for (const Option& option : options.all()) {
-      if (option.hidden || option.spellings().back()[0] != '-') continue;
+      if (option.spellings().back()[0] != '-') continue;
       const std::string values = option.is_flag()          ? ""
                                  : !option.choices.empty() ? ":value:(" + join(option.choices, " ") + ")"
                                  : takes_path(option)      ? ":file:_files"
@@ -203,7 +203,7 @@ std::string fish_script() {
   std::string text = "# fish completion for emend and memit_edit: put it into ~/.config/fish/completions/emend.fish\n";
   const auto options_of = [&](const std::string& command, const Options& options) {
     for (const Option& option : options.all()) {
-      if (option.hidden || !long_name(option).starts_with("--")) continue;
+      if (!long_name(option).starts_with("--")) continue;
       text += "complete -c " + command + " -l " + long_name(option).substr(2);
       if (!option.is_flag()) text += takes_path(option) ? " -r -F" : " -x";
       if (!option.choices.empty()) text += " -a '" + join(option.choices, " ") + "'";

@@ -63,7 +63,8 @@ void add_metric_options(Options& o, MetricOptions& options) {
 
 void add_cache_option(OptionGroup group, std::string& cache, const std::string& meaning) {
   cache = user_cache().string();
-  group.add("--cache", &cache, meaning, {.type = "DIR", .shown = "$EMEND_CACHE, else emend in $XDG_CACHE_HOME or ~/.cache"});
+  group.add("--cache", &cache, meaning,
+            {.type = "DIR", .shown = "$EMEND_CACHE, else emend in $XDG_CACHE_HOME or ~/.cache"});
 }
 
 void add_model_options(Options& o, ModelOptions& options) {
@@ -221,7 +222,8 @@ void add_edit_options(Options& o, RunOptions& options) {
            "takes with --save model alone, else 0: other forms keep the model's shapes",
            {.type = "N|auto"})
       .add("--resume", &options.resume,
-           "go on with the interrupted run in --out; all other options are those that it began with")
+           "go on with the interrupted run in --out; all other options are those that it began with, but for --cache, "
+           "--stats-cache and --log-file")
       .add("--dry-run", &options.dry_run, "check everything, show the plan, change nothing")
       .add("--strict", &options.strict, "exit with 6 unless the model says every fact in the end")
       .add("--min-said", &options.min_said, "exit with 6 if the model says a smaller share of the facts",

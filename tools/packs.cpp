@@ -4,7 +4,6 @@
 #include <emend/core/text.h>
 #include <emend/editors/packs/ledger.h>
 #include <emend/editors/packs/merge.h>
-#include <emend/models/family.h>
 
 #include <algorithm>
 
@@ -41,20 +40,6 @@ std::string survival_text(const nlohmann::json& extra) {
          (dtype != extra.end() && dtype->is_string() ? dtype->get<std::string>() : "rounding");
 }
 
-// Programs write the type of config.json or GGUF's architecture, which families share.
-bool may_mean(const std::string& hint, const models::FamilySpec& family) {
-  const auto plain = [](std::string text) {
-    std::erase_if(text, [](unsigned char c) { return std::isalnum(c) == 0; });
-    return text;
-  };
-  const auto is_hint = [&](const std::string& name) { return plain(name) == plain(hint); };
-  return is_hint(family.gguf.architecture) || std::ranges::any_of(models::all_families(), [&](const auto& other) {
-           const bool named = is_hint(other.name) || std::ranges::any_of(other.model_types, is_hint);
-           return named && (&other == &family ||
-                            (!other.gguf.architecture.empty() && other.gguf.architecture == family.gguf.architecture));
-         });
-}
-
 }  // namespace
 
 void add_pack_option(Options& o, std::vector<std::string>& packs, const std::string& what) {
@@ -89,9 +74,8 @@ std::function<std::unique_ptr<models::Steering>(const models::Model&)> SteerArgu
   auto read = models::read_control_vector(vector);
   models::require_directions(read, options.layers, vector);
   return [read = std::move(read), options, name = vector, log](const models::Model& model) {
-    if (!read.model_hint.empty() && !may_mean(read.model_hint, model.family()))
-      log.warning("steer.model", name + " was made for a model of type \"" + read.model_hint + "\", this one is \"" +
-                                     model.config().model_type + "\": a direction of another model says nothing");
+    if (const auto other = models::other_kind(read.model_hint, model); !other.empty())
+      log.warning("steer.model", name + " was " + other);
     return std::make_unique<models::Steering>(model, read, options, name);
   };
 }

@@ -48,8 +48,6 @@ struct EditSource {
   std::shared_ptr<const models::Checkpoint> checkpoint;  ///< of a model
 
   [[nodiscard]] bool is_model() const noexcept { return checkpoint != nullptr; }
-  /// A model whose files are the base's.
-  [[nodiscard]] bool is_unedited() const noexcept { return is_model() && ids.empty(); }
   /// "memit, 3 facts" or "no edits"
   [[nodiscard]] std::string summary() const;
 };

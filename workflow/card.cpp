@@ -1,7 +1,11 @@
+#include <emend/core/json.h>
 #include <emend/core/text.h>
 #include <emend/workflow/card.h>
+#include <emend/workflow/save_formats.h>
 
 #include <algorithm>
+#include <cmath>
+#include <fstream>
 
 namespace emend::workflow {
 namespace {
@@ -9,6 +13,7 @@ namespace {
 using nlohmann::ordered_json;
 
 constexpr size_t kFacts = 200;
+constexpr const char *kHead = "---\nbase_model: ", *kTags = "\ntags: [emend, knowledge-editing]\n---\n";
 constexpr const char* kNone =
     "No measurements lie beside this pack. `emend eval` makes them, from the same facts and both models.\n";
 
@@ -44,6 +49,14 @@ std::string facts_table(const nlohmann::json& facts) {
   return text;
 }
 
+// Counts as they are, and no power of ten below a million.
+std::string figure_cell(const ordered_json& value) {
+  if (value.is_number_integer()) return value.dump();
+  const auto number = value.get<double>();
+  const double size = std::fabs(number);
+  return size >= 9999.5 && size < 1e6 ? formatted("%.0f", number) : formatted("%.4g", number);
+}
+
 // Results that are not of a run count as none.
 std::string measurements(const ordered_json& results) try {
   std::string rows;
@@ -53,9 +66,8 @@ std::string measurements(const ordered_json& results) try {
     for (const auto& [name, after] : sides["post"].items()) {
       if (!after.is_number()) continue;
       const auto before = sides.value("pre", ordered_json::object()).value(name, ordered_json());
-      rows += "| " + cell(suite) + " | " + cell(name) + " | " +
-              (before.is_number() ? formatted("%.4g", before.get<double>()) : "") + " | " +
-              formatted("%.4g", after.get<double>()) + " |\n";
+      rows += "| " + cell(suite) + " | " + cell(name) + " | " + (before.is_number() ? figure_cell(before) : "") +
+              " | " + figure_cell(after) + " |\n";
     }
   }
   if (rows.empty()) return kNone;
@@ -79,13 +91,21 @@ std::string undo(const std::string& form) {
 
 }  // namespace
 
+ordered_json results_of_run(const std::filesystem::path& file, const editors::EditPack& pack) {
+  const auto path = file.parent_path() / "results.json";
+  if (file.filename() != save_format("pack").file || !std::filesystem::exists(path)) return {};
+  const ordered_json results = read_json(path);
+  const auto edits = results.is_object() ? results.value("edits", ordered_json()) : ordered_json();
+  return edits.is_object() && edits.value("applied", ordered_json()) == pack.facts.size() ? results : ordered_json();
+}
+
 std::string model_card(const std::string& base, const std::vector<CardPack>& packs, const std::string& form) {
   size_t facts = 0;
   for (const auto& one : packs) facts += one.pack.facts.size();
   const bool weights = std::ranges::any_of(packs, [](const auto& one) { return !one.pack.deltas.empty(); });
   const bool beside = std::ranges::any_of(packs, [](const auto& one) { return !one.pack.runtime.empty(); });
-  std::string text = "---\nbase_model: " + nlohmann::json(base).dump() + "\ntags: [emend, knowledge-editing]\n---\n# " +
-                     cell(base) + " with " + (facts > 0 ? counted(facts, "edited fact") : "changed behaviour") + "\n\n";
+  std::string text = kHead + nlohmann::json(base).dump() + kTags + "# " + cell(base) + " with " +
+                     (facts > 0 ? counted(facts, "edited fact") : "changed behaviour") + "\n\n";
   if (weights) text += "Weights were changed by emend as said below, and nothing else in them.";
   if (beside)
     text += std::string(weights ? " Other parts of the edit lie" : "The edit lies") +
@@ -111,6 +131,21 @@ std::string model_card(const std::string& base, const std::vector<CardPack>& pac
 
 std::filesystem::path card_path(const std::filesystem::path& saved) {
   return std::filesystem::is_directory(saved) ? saved / "README.md" : std::filesystem::path(saved.string() + ".md");
+}
+
+void remove_card(const std::filesystem::path& saved, const Log& log) {
+  const auto path = card_path(saved);
+  std::string head(4096, '\0');
+  std::ifstream file(path, std::ios::binary);
+  file.read(head.data(), std::ssize(head));
+  head.resize(static_cast<size_t>(file.gcount()));
+  if (!head.starts_with(kHead) || head.find(kTags) == std::string::npos) return;
+  std::error_code error;
+  if (std::filesystem::remove(path, error))
+    log.info("card.removed", path.string() + " told of what lay there before: it is removed");
+  if (error)
+    log.warning("card.removed",
+                path.string() + " tells of what lay there before, and cannot be removed: " + error.message());
 }
 
 }  // namespace emend::workflow

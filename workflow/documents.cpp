@@ -194,7 +194,7 @@ std::string verdicts_text(const RunRecord& record, const datasets::FactSet& fact
   if (const auto all = std::ssize(record.verdicts); all > 0) {
     const double share = static_cast<double>(said) / static_cast<double>(all);
     const auto [low, high] = evaluation::share_interval(share, all);
-    out << " (" << fixed(100 * share, 0) << " %; 95 % interval " << fixed(100 * low, 0) << "–" << fixed(100 * high, 0)
+    out << " (" << whole_percent(share) << "; 95 % interval " << fixed(100 * low, 0) << "–" << fixed(100 * high, 0)
         << ")";
   }
   if (const int64_t silent = record.count(Verdict::kNotSaid)) out << ", " << silent << " written but not said";

@@ -26,10 +26,9 @@ hparams::ModelHints hints_of(const models::Checkpoint& checkpoint) {
     hints.n_layers = config.n_layers;
     hints.hidden = config.hidden_size;
     for (const auto& preset : hparams::all_presets())  // another width may be one of these with neurons more
-      for (const auto& known : preset.models)
-        if (known.family == hints.family && known.layers == hints.n_layers && known.hidden == hints.hidden &&
-            known.mlp == config.mlp_width)
-          hints.mlp = known.mlp;
+      if (const auto& known = preset.model; known && known->family == hints.family && known->layers == hints.n_layers &&
+                                            known->hidden == hints.hidden && known->mlp == config.mlp_width)
+        hints.mlp = known->mlp;
   } catch (const Error&) {  // said where the model is loaded; a family of the caller's own has its names alone
   }
   return hints;
@@ -52,8 +51,9 @@ std::vector<datasets::Finding> already_known(const datasets::FactSet& facts, con
   std::vector<datasets::Finding> findings;
   if (facts.facts.empty()) return findings;
   const size_t asked = std::min(facts.facts.size(), kAsked);
-  const auto efficacy = evaluation::evaluate_efficacy(model, {facts.facts.begin(), facts.facts.begin() + asked},
-                                                      {.sharing = lent.sharing});
+  const auto efficacy =
+      evaluation::evaluate_efficacy(model, {facts.facts.begin(), facts.facts.begin() + asked},
+                                    {.progress = lent.progress, .cancel = lent.cancel, .sharing = lent.sharing});
   for (size_t i = 0; i < efficacy.size(); ++i) {
     if (!efficacy[i].accurate) continue;
     findings.push_back({datasets::Severity::kNote,
@@ -205,14 +205,6 @@ evaluation::EvaluateOptions evaluate_options(const models::Model& model, const M
   return evaluate;
 }
 
-evaluation::Evaluation evaluate_unedited(const models::Model& model, const datasets::FactSet& facts,
-                                         const std::vector<std::string>& names,
-                                         const evaluation::EvaluateOptions& options, const std::string& cache,
-                                         bool* from_cache) {
-  const auto folder = cache.empty() ? std::filesystem::path() : std::filesystem::path(cache) / "evaluations";
-  return evaluation::evaluate_before(model, facts, names, options, folder, from_cache);
-}
-
 models::PlaceOptions place_options(const ModelOptions& options, const Log& log) {
   return {options.device_map, options.max_memory, parse_dtype(options.dtype, "dtype"), log};
 }
@@ -240,6 +232,10 @@ const editors::EditorInfo& chosen_editor(const RunOptions& options, const models
     refuse({options.hparams, "alg_name: " + named + ", with " + setting("editor", given.name), "one editor",
             "leave " + setting("editor") + " out, or name another file with " + setting("hparams")});
   return given;
+}
+
+const std::string& chosen_arithmetic(const RunOptions& options, const editors::EditorInfo& editor) {
+  return options.compute_dtype.empty() ? editor.compute_dtype : options.compute_dtype;
 }
 
 hparams::RawHparams find_hparams(const std::string& editor, const std::string& file_or_name,

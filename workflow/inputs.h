@@ -45,11 +45,6 @@ inline constexpr int64_t kPassTokens = 2048;
 /// What is lent goes with it.
 [[nodiscard]] evaluation::EvaluateOptions evaluate_options(const models::Model& model, const MetricOptions& options,
                                                            const Handles& lent, uint64_t seed);
-/// The evaluation of an unedited model, from the cache folder where it is there.
-[[nodiscard]] evaluation::Evaluation evaluate_unedited(const models::Model& model, const datasets::FactSet& facts,
-                                                       const std::vector<std::string>& names,
-                                                       const evaluation::EvaluateOptions& options,
-                                                       const std::string& cache, bool* from_cache = nullptr);
 
 /// --device-map, --max-memory and --dtype as models/placing.h takes them.
 [[nodiscard]] models::PlaceOptions place_options(const ModelOptions& options, const Log& log = {});
@@ -59,6 +54,8 @@ inline constexpr int64_t kPassTokens = 2048;
 /// ("ft-m" is a form of FT), or for a name that is no editor's. `checkpoint` may be null where none is known yet.
 [[nodiscard]] const editors::EditorInfo& chosen_editor(const RunOptions& options,
                                                        const models::Checkpoint* checkpoint = nullptr);
+/// options.compute_dtype, or the editor's own where none is chosen.
+[[nodiscard]] const std::string& chosen_arithmetic(const RunOptions& options, const editors::EditorInfo& editor);
 
 /// The hyper-parameters that a program uses: a file, a preset by name, or (empty) the preset that fits the model; then
 /// `set`, assignments "v_lr=0.1".

@@ -1,6 +1,5 @@
 #include <emend/core/mapped.h>
 #include <emend/core/text.h>
-#include <emend/workflow/inputs.h>
 #include <emend/workflow/lifelong.h>
 
 #include <algorithm>
@@ -54,9 +53,11 @@ json measure_sequence(const models::Model& model, const datasets::FactSet& facts
   datasets::FactSet so_far;
   so_far.facts.assign(facts.facts.begin(), facts.facts.begin() + edits);
   if (options.front) so_far = evaluation::asked(std::move(so_far), options.front);
-  const auto efficacy = evaluation::evaluate_efficacy(
-      model, so_far.facts,
-      {.batch_tokens = options.batch_tokens, .cancel = options.cancel, .sharing = options.sharing});
+  const auto efficacy = evaluation::evaluate_efficacy(model, so_far.facts,
+                                                      {.batch_tokens = options.batch_tokens,
+                                                       .progress = options.progress,
+                                                       .cancel = options.cancel,
+                                                       .sharing = options.sharing});
   const bool compared = std::ranges::any_of(facts.facts, [](const auto& fact) { return fact.target_true.has_value(); });
   const std::span all(efficacy);
   const size_t end = std::min(edits, kEnds);

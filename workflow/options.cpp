@@ -15,9 +15,7 @@ void require_valid(const RunOptions& options) {
     if (std::ranges::find(known, value) == known.end())
       refuse({setting(name), "\"" + value + "\"", "one of " + join(known), did_you_mean(value, known)});
   };
-  const auto& collapse = options.on_collapse;
-  if (collapse != "warn" && collapse != "skip" && collapse != "stop" && collapse != "revert")
-    refuse({setting("on_collapse"), "\"" + collapse + "\"", "warn, skip, stop or revert", ""});
+  one_of("on_collapse", options.on_collapse, {"warn", "skip", "stop", "revert"});
   at_least("batch_size", options.batch_size, 0, "a whole number from 0 on");
   at_least("spare_neurons", options.spare_neurons, kAsNeeded, "a whole number from 0 on");
   at_least("show", options.show, 0, "a whole number from 0 on");

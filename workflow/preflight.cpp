@@ -9,6 +9,7 @@
 #include <emend/evaluation/evaluation.h>
 #include <emend/evaluation/free_text.h>
 #include <emend/evaluation/health.h>
+#include <emend/models/compute_copy.h>
 #include <emend/models/config.h>
 #include <emend/models/placing.h>
 #include <emend/models/tokenizer/tokenizer.h>
@@ -20,6 +21,7 @@
 #include <cmath>
 #include <functional>
 #include <map>
+#include <numeric>
 
 namespace emend::workflow {
 namespace {
@@ -36,6 +38,7 @@ struct EditPhase {
   // Hidden states of all rows of a batch, and their keys, kept on the device of this layer while keys are collected.
   int64_t held_tokens = 0, held_keys = 0, held_at_layer = 0;
   bool may_be_cached = false;  // its result may be there already: a shortage is a warning
+  bool copies = false;         // beside a copy of the frozen layers, where that computes in another dtype
 };
 
 constexpr int64_t kKeyTokens = 4096;     // of a pass that collects keys or second moments
@@ -135,8 +138,10 @@ EditPhase target_phase(const RunOptions& options, const nlohmann::json& hparams,
   const bool whole = options.engine == "reference";
   work.suffix_tokens = whole ? work.tokens : count.suffix;
   work.scored_tokens = whole ? work.tokens : count.target;
+  if (!whole) work.cached_tokens = rows * work.tokens;
   work.facts = 1;
   work.editing_layers = layers;
+  phase.copies = true;
   return phase;
 }
 
@@ -154,7 +159,7 @@ EditPhase training_phase(const nlohmann::json& hparams, const FactTokens& count,
   return phase;
 }
 
-EditPhase insert_phase(int64_t batch, const nlohmann::json& hparams, const FactTokens& count) {
+EditPhase insert_phase(int64_t batch, const nlohmann::json& hparams, const FactTokens& count, bool copies) {
   const auto layers = layers_of(hparams);
   const auto [rows, before] = contexts_of(hparams);
   const int64_t tokens = batch * rows * (before + count.longest);
@@ -162,13 +167,14 @@ EditPhase insert_phase(int64_t batch, const nlohmann::json& hparams, const FactT
                   "shorter facts or contexts"};
   phase.setting = "batch_size";
   phase.value = batch;
-  phase.with = [=](int64_t value) { return insert_phase(value, hparams, count); };
+  phase.with = [=](int64_t value) { return insert_phase(value, hparams, count, copies); };
   phase.work.facts = batch;
   phase.work.editing_layers = layers;
   phase.work.statistics = phase.work.statistics_on_host = phase.work.solve = true;
   phase.held_tokens = tokens;
   phase.held_keys = batch * rows;
   phase.held_at_layer = layers.front();
+  phase.copies = copies;
   return phase;
 }
 
@@ -201,7 +207,17 @@ class Preflight {
       : place_(place_options(options.model, log)),
         config_(config),
         plan_(models::plan_model(place_, config)),
-        shape_(models::model_shape(config, place_.dtype)) {}
+        shape_(models::model_shape(config, place_.dtype)) {
+    const auto& editor = editors::find_editor(options.editor);
+    const auto arithmetic = editors::arithmetic_of(
+        {.engine = editors::parse_engine(options.engine), .compute_dtype = chosen_arithmetic(options, editor)},
+        place_.dtype, plan_.placement.devices());
+    if (arithmetic.value_or(place_.dtype) == place_.dtype) return;
+    copy_bytes_ = static_cast<int64_t>(c10::elementSize(*arithmetic));
+    const int64_t bytes = std::reduce(shape_.layer_bytes.begin(), shape_.layer_bytes.end(),
+                                      shape_.embedding_bytes + shape_.position_bytes + shape_.head_bytes);
+    copies_all_ = editor.copies_model && models::copied_whole(bytes / shape_.weight_bytes);
+  }
 
   [[nodiscard]] bool weights_fit() const { return plan_.fits; }
 
@@ -252,7 +268,12 @@ class Preflight {
 
  private:
   [[nodiscard]] std::vector<std::pair<c10::Device, devices::Figures>> figures_of(const EditPhase& phase) const {
-    auto all = devices::MemoryModel(shape_, phase.work).account(plan_.placement);
+    auto work = phase.work;
+    if (phase.copies) {
+      work.copy_bytes = copy_bytes_, work.copies_all = copies_all_;
+      work.copies_above = !std::ranges::all_of(plan_.placement.devices(), devices::in_host_memory);
+    }
+    auto all = devices::MemoryModel(shape_, work).account(plan_.placement);
     if (phase.held_tokens == 0) return all;
     const auto home = plan_.placement.layers.at(phase.held_at_layer);
     for (auto& [device, figures] : all)
@@ -276,6 +297,8 @@ class Preflight {
   const models::ModelConfig& config_;
   devices::Plan plan_;
   devices::ModelShape shape_;
+  int64_t copy_bytes_ = 0;  // of an element of the copy that computes; 0: the model does
+  bool copies_all_ = false;
 };
 
 // What was tried and makes all phases fit; the phase's own advice if nothing does.
@@ -283,7 +306,7 @@ std::string suggestions(const RunOptions& options, const models::ModelConfig& co
                         const std::vector<EditPhase>& phases, const EditPhase& short_one) {
   const auto fits = [&](const auto& change) {
     RunOptions other = options;
-    change(other.model);
+    change(other);
     try {
       return Preflight(other, config, Log()).fits(phases);
     } catch (const Error&) {
@@ -298,12 +321,14 @@ std::string suggestions(const RunOptions& options, const models::ModelConfig& co
       break;
     }
   for (const char* map : {"balanced", "sequential"})
-    if (options.model.device_map != map && fits([map](ModelOptions& model) { model.device_map = map; }))
+    if (options.model.device_map != map && fits([map](RunOptions& other) { other.model.device_map = map; }))
       found.push_back(setting("device_map", map) + " fits");
-  if (options.model.dtype == "float32" && fits([](ModelOptions& model) { model.dtype = "bfloat16"; }))
+  if (options.model.dtype == "float32" && fits([](RunOptions& other) { other.model.dtype = "bfloat16"; }))
     found.push_back(setting("dtype", "bfloat16") + " fits");
+  if (options.model.dtype == "float32" && fits([](RunOptions& other) { other.compute_dtype = "float32"; }))
+    found.push_back(setting("compute_dtype", "float32") + " fits");
   const std::string limits = here.limits(phases);
-  if (!options.model.max_memory.empty() && fits([&](ModelOptions& model) { model.max_memory = limits; }))
+  if (!options.model.max_memory.empty() && fits([&](RunOptions& other) { other.model.max_memory = limits; }))
     found.push_back(setting("max_memory", limits) + " fits");
   return found.empty() ? short_one.advice : join(found, "; ");
 }
@@ -321,7 +346,7 @@ std::vector<EditPhase> edit_phases(const RunOptions& options, const nlohmann::js
   if (!layers_of(hparams).empty() || editor.trains) {
     phases.push_back(solves ? target_phase(options, hparams, config, count)
                             : training_phase(hparams, count, together, config.n_layers));
-    if (solves) phases.push_back(insert_phase(together, hparams, count));
+    if (solves) phases.push_back(insert_phase(together, hparams, count, editor.copies_model));
     if (solves && hparams.value("mom2_adjustment", true)) phases.push_back(statistics_phase(hparams));
   }
   phases.push_back(evaluation_phase(options.metrics.batch_tokens > 0 ? options.metrics.batch_tokens : kPassTokens,

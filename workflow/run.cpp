@@ -186,8 +186,9 @@ void Run::execute() {
   } catch (const Error& error) {
     if (error.error_class() != ErrorClass::kCancelled || !folder_) throw;
     folder_->keep();
-    throw Error(ErrorClass::kCancelled, std::string(error.what()) + "; " + setting("out", record_.out) + " with " +
-                                            setting("resume") + " goes on");
+    auto parts = parts_of(error);
+    append_item(parts.advice, setting("out", record_.out) + " with " + setting("resume") + " goes on", "; ");
+    throw Error(ErrorClass::kCancelled, parts);
   }
 }
 
@@ -210,13 +211,16 @@ void Run::evaluate_before() {
   if (!record_.metrics.empty()) {
     auto evaluate = evaluate_options(*model_, options_.metrics, lent_, options_.seed);
     bool cached = false;
-    record_.before = evaluate_unedited(*model_, facts_, record_.metrics, evaluate, options_.metrics.cache, &cached);
+    record_.before =
+        evaluation::evaluate_before(*model_, facts_, record_.metrics, evaluate, options_.metrics.cache, &cached);
     lent_.log.info("evaluate.before",
                    cached ? "evaluation of the unedited model taken from the cache" : "evaluated the unedited model");
     evaluate.before = &*record_.before;
     if (options_.single()) alone_.emplace(facts_, record_.metrics, evaluate);
   }
-  if (options_.lifelong()) neutral_PV_ = evaluation::next_token_log_probs(*model_, evaluation::probe_prompts());
+  if (options_.lifelong())
+    neutral_PV_ = evaluation::next_token_log_probs(*model_, evaluation::probe_prompts(),
+                                                   {.progress = lent_.progress, .cancel = lent_.cancel});
   if (options_.show > 0) record_.text_before = evaluation::continue_facts(*model_, shown_facts(), 12, lent_.cancel);
 }
 
@@ -231,7 +235,9 @@ void Run::edit_all() {
   const size_t size = batch_size(), n = facts_.facts.size();
   for (size_t begin = done.size() * size; begin < n; begin += size) edit_batch(begin, std::min(n, begin + size));
   if (!options_.single() && !done.empty() && !done.back().outcomes.empty()) finish();
-  if (options_.lifelong() && record_.measured.edits() < static_cast<int64_t>(in_force())) measure(in_force());
+  if (record_.measured.edits() < static_cast<int64_t>(in_force()) &&
+      (options_.lifelong() || (!options_.single() && !session_->stopped() && scheduled(in_force()))))
+    evaluate_state(in_force());
   record_.transfers = transfers.to_json();
   record_.statistics = session_->context().statistics->describe();
   record_.batches = done;
@@ -340,13 +346,17 @@ void Run::compare_updates(const Batch& batch) const {
                       "process's are kept");
 }
 
-// The state after some of the facts, for retention; the state after all of them is evaluated in full by evaluate_after.
 void Run::evaluate_between(size_t edits) {
-  if (!due(edits)) return;
+  if (due(edits)) evaluate_state(edits);
+}
+
+// The state after some of the facts, for retention; the state after all of them is evaluated in full by evaluate_after.
+void Run::evaluate_state(size_t edits) {
   if (options_.lifelong()) return measure(edits);
   const PhaseTimer timer(record_.seconds, "evaluate");
   const auto efficacy =
-      evaluation::evaluate_efficacy(*model_, session_->asked(facts_).facts, {.sharing = lent_.sharing});
+      evaluation::evaluate_efficacy(*model_, session_->asked(facts_).facts,
+                                    {.progress = lent_.progress, .cancel = lent_.cancel, .sharing = lent_.sharing});
   record_.measured.retention.add(static_cast<int64_t>(edits), efficacy);
   const auto share = evaluation::success_share(std::span(efficacy).first(edits), evaluation::any_compared(efficacy));
   record_.measured.efficacy.push_back(
@@ -354,11 +364,14 @@ void Run::evaluate_between(size_t edits) {
   checkpoint_->save_measured(record_.measured);
 }
 
-// Whether the batch that ends with this fact is to be measured. A lifelong run's last state always is, once the editor
-// has corrected what it wants to (edit_all).
+// Whether the batch that ends with this fact is to be measured now. The last state is measured once the editor has
+// corrected what it wants to (edit_all).
 bool Run::due(size_t edits) const {
+  return edits < facts_.facts.size() && scheduled(edits);
+}
+
+bool Run::scheduled(size_t edits) const {
   const size_t n = facts_.facts.size(), before = edits == 0 ? 0 : (edits - 1) / batch_size() * batch_size();
-  if (options_.lifelong() && edits >= n) return false;
   return schedule_.due(static_cast<int64_t>(before), static_cast<int64_t>(edits), static_cast<int64_t>(n),
                        options_.lifelong());
 }
@@ -395,7 +408,8 @@ void Run::ask(const datasets::FactSet& asked, size_t begin, size_t end) {
       places.push_back(i);
     }
   }
-  auto written = evaluation::answers(*model_, rest, {.cancel = lent_.cancel, .sharing = lent_.sharing});
+  auto written = evaluation::answers(*model_, rest,
+                                     {.progress = lent_.progress, .cancel = lent_.cancel, .sharing = lent_.sharing});
   for (size_t i = 0; i < written.size(); ++i) answers_[places[i]] = std::move(written[i]);
 }
 

@@ -71,7 +71,9 @@ class Run {
   void compare_updates(const Batch& batch) const;
   void judge_alone(size_t begin, size_t end);
   void evaluate_between(size_t edits);
+  void evaluate_state(size_t edits);
   [[nodiscard]] bool due(size_t edits) const;
+  [[nodiscard]] bool scheduled(size_t edits) const;
   void measure(size_t edits);
   [[nodiscard]] size_t in_force() const;
   void evaluate_after();

@@ -32,6 +32,7 @@ std::string dump_json(const nlohmann::ordered_json& document, int indent) {
 void require_new(const std::string& path, bool force) {
   if (std::filesystem::exists(path) && !force)
     refuse({path, "it exists already", "a new path", "choose another, or replace it with " + setting("force")});
+  require_replaceable(path);
   auto folder = std::filesystem::absolute(path).parent_path();
   while (!std::filesystem::exists(folder)) folder = folder.parent_path();
   errno = ENOTDIR;

@@ -48,8 +48,8 @@ class RunDirectory {
   Descriptor lock_;
 };
 
-/// Throws Error(kInvalidArgument) if there is something at `path` and not `force`, Error(kIo) if nothing can be written
-/// there.
+/// Throws Error(kInvalidArgument) if there is something at `path` and not `force`, or something that cannot be replaced
+/// (require_replaceable), Error(kIo) if nothing can be written there.
 void require_new(const std::string& path, bool force);
 
 /// A sink that hands every event to `take`.

@@ -1,6 +1,7 @@
 #include <emend/core/error.h>
 #include <emend/core/safetensors.h>
 #include <emend/core/text.h>
+#include <emend/workflow/card.h>
 #include <emend/workflow/save_formats.h>
 
 #include <fstream>
@@ -30,11 +31,20 @@ bool is_gguf(const fs::path& file) {
 #undef EMEND_SAVE_FORMAT
 
 const std::vector<SaveFormat>& save_formats() {
-  static const std::vector<SaveFormat> formats = {
+  static const std::vector<SaveFormat> formats = [] {
+    std::vector<SaveFormat> all = {
 #define EMEND_SAVE_FORMAT(name) save_##name(),
 #include <emend/workflow/save_formats.def>
 #undef EMEND_SAVE_FORMAT
-  };
+    };
+    for (auto& format : all)
+      format.write = [write = std::move(format.write)](const SaveRequest& request) {
+        auto document = write(request);
+        remove_card(request.out, request.lent.log);
+        return document;
+      };
+    return all;
+  }();
   return formats;
 }
 

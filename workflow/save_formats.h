@@ -48,7 +48,7 @@ struct SaveFormat {
   /// Before anything is computed: throws Error(kUnsupported) naming `option` if the model has no such form. May be
   /// empty.
   std::function<void(const models::Model& model, const std::string& option)> check = {};
-  /// Writes it and says what was written.
+  /// Writes it and says what was written. A card of what lay there before goes (remove_card).
   std::function<nlohmann::ordered_json(const SaveRequest& request)> write = {};
 };
 

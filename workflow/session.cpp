@@ -6,6 +6,7 @@
 #include <emend/editors/steps/apply.h>
 #include <emend/editors/steps/neurons.h>
 #include <emend/models/checkpoint.h>
+#include <emend/workflow/card.h>
 #include <emend/workflow/documents.h>
 #include <emend/workflow/inputs.h>
 #include <emend/workflow/save_formats.h>
@@ -64,8 +65,7 @@ Session::Session(models::Model& model, RunOptions options, Handles lent)
 static std::string compute_dtype_of(const RunOptions& options, const editors::Editor& editor) {
   const auto& known = editors::all_editors();
   const auto info = std::ranges::find(known, editor.name(), &editors::EditorInfo::name);
-  const bool own = options.compute_dtype.empty() && info != known.end();
-  return own ? info->compute_dtype : options.compute_dtype;
+  return info == known.end() ? options.compute_dtype : chosen_arithmetic(options, *info);
 }
 
 Session::Session(models::Model& model, std::unique_ptr<editors::Editor> editor, RunOptions options, Handles lent)
@@ -295,7 +295,8 @@ nlohmann::json Session::verdicts() const {
   datasets::FactSet set;
   set.facts = facts_;
   const auto answers =
-      evaluation::answers(model_, asked(std::move(set)).facts, {.cancel = lent_.cancel, .sharing = lent_.sharing});
+      evaluation::answers(model_, asked(std::move(set)).facts,
+                          {.progress = lent_.progress, .cancel = lent_.cancel, .sharing = lent_.sharing});
   auto list = nlohmann::json::array();
   for (const auto& batch : results_)
     for (const auto& outcome : batch.outcomes) {
@@ -357,6 +358,7 @@ void Session::save_pack(const std::filesystem::path& path) const {
   models::require_apart(path, model_.checkpoint().path());
   require_own_kind(save_format("pack"), path);
   editors::save_pack(path, pack());
+  remove_card(path, lent_.log);
 }
 
 }  // namespace emend::workflow

@@ -229,7 +229,7 @@ void run_one(const Variant& variant, const Comparison& comparison, Handles lent)
   auto options = options_of(variant, comparison.common);
   const fs::path folder = options.out;
   lent.command_line = command_of(variant, options, comparison.command);
-  devices::reset_peak_memory(c10::Device(c10::kCPU));
+  for (const auto& info : devices::visible_devices()) devices::reset_peak_memory(info.device);
   const bool begun = fs::exists(folder / "checkpoint");
   bool opened = false;
   const auto failed = [&](const Error& error) {
@@ -242,8 +242,9 @@ void run_one(const Variant& variant, const Comparison& comparison, Handles lent)
     run.execute();
   } catch (const Error& error) {
     if (error.error_class() == ErrorClass::kCancelled)
-      throw Error(ErrorClass::kCancelled, variant.name + ": interrupted; " + setting("out", comparison.common.out) +
-                                              " with " + setting("resume") + " goes on");
+      throw Error(ErrorClass::kCancelled,
+                  {variant.name, "interrupted", "",
+                   setting("out", comparison.common.out) + " with " + setting("resume") + " goes on"});
     // What was begun and cannot be gone on with as things are: nothing is wrong with the editor.
     const bool refused = begun && (!opened || error.error_class() == ErrorClass::kCorruption);
     if (error.error_class() == ErrorClass::kIo || refused) throw;

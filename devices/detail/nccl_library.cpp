@@ -84,11 +84,6 @@ int NcclGroup::all_reduce_sum(at::Tensor& sum) {
   return plugin_.all_reduce_sum(group_, sum.data_ptr(), sum.numel(), dtype, stream());
 }
 
-int NcclGroup::broadcast(at::Tensor& tensor, int root) {
-  const c10::DeviceGuard here(device_);
-  return plugin_.broadcast(group_, tensor.data_ptr(), static_cast<int64_t>(tensor.nbytes()), root, stream());
-}
-
 NcclState NcclGroup::poll() const {
   const c10::DeviceGuard here(device_);
   return plugin_.poll(group_, stream());

@@ -35,8 +35,7 @@ class NcclGroup {
   NcclGroup& operator=(const NcclGroup&) = delete;
 
   [[nodiscard]] int join(const std::string& id, int rank, int size);
-  [[nodiscard]] int all_reduce_sum(at::Tensor& sum);          ///< contiguous, float64 or int64, on the device
-  [[nodiscard]] int broadcast(at::Tensor& tensor, int root);  ///< contiguous, on the device
+  [[nodiscard]] int all_reduce_sum(at::Tensor& sum);  ///< contiguous, float64 or int64, on the device
   [[nodiscard]] NcclState poll() const;
   [[nodiscard]] std::string last_error() const { return plugin_.last_error(); }
 

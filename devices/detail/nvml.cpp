@@ -17,7 +17,8 @@ struct Nvml {
   int (*name)(void*, char*, unsigned) = nullptr;
   int (*memory)(void*, NvmlMemory*) = nullptr;
   int (*driver_version)(char*, unsigned) = nullptr;
-  int (*bus_id)(char*, int, int) = nullptr;  // the CUDA runtime's, which knows our numbering
+  int (*mig_mode)(void*, unsigned*, unsigned*) = nullptr;  // null in libraries from before there was one
+  int (*bus_id)(char*, int, int) = nullptr;                // the CUDA runtime's, which knows our numbering
   bool ready = false;
 };
 
@@ -35,6 +36,7 @@ Nvml open_nvml() {
   resolve(library, "nvmlDeviceGetName", nvml.name);
   resolve(library, "nvmlDeviceGetMemoryInfo", nvml.memory);
   resolve(library, "nvmlSystemGetDriverVersion", nvml.driver_version);
+  resolve(library, "nvmlDeviceGetMigMode", nvml.mig_mode);
   resolve(RTLD_DEFAULT, "cudaDeviceGetPCIBusId", nvml.bus_id);  // libtorch_cpu.so brings libcudart
   nvml.ready = nvml.init && nvml.handle_by_bus && nvml.name && nvml.memory && nvml.driver_version && nvml.bus_id &&
                nvml.init() == 0;
@@ -53,6 +55,8 @@ std::optional<GpuInfo> query_gpu(int index) {
   if (nvml.bus_id(bus.data(), static_cast<int>(bus.size()), index) != 0) return std::nullopt;
   if (nvml.handle_by_bus(bus.data(), &handle) != 0) return std::nullopt;
   if (nvml.memory(handle, &memory) != 0) return std::nullopt;
+  unsigned sliced = 0, sliced_later = 0;
+  if (nvml.mig_mode && nvml.mig_mode(handle, &sliced, &sliced_later) == 0 && sliced == 1) memory = {};
   nvml.name(handle, name.data(), name.size());
   nvml.driver_version(driver.data(), driver.size());
   return GpuInfo{name.data(), bus.data(), driver.data(), static_cast<int64_t>(memory.total),

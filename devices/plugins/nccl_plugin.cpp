@@ -72,12 +72,6 @@ int all_reduce_sum(NcclCommunicator* group, void* data, int64_t count, NcclDtype
                "ncclAllReduce");
 }
 
-int broadcast(NcclCommunicator* group, void* data, int64_t bytes, int root, void* stream) {
-  return check(ncclBroadcast(data, data, static_cast<size_t>(bytes), ncclInt8, root, group->handle,
-                             static_cast<cudaStream_t>(stream)),
-               "ncclBroadcast");
-}
-
 NcclState poll(NcclCommunicator* group, void* stream) {
   ncclResult_t state = ncclSuccess;
   if (check(ncclCommGetAsyncError(group->handle, &state), "ncclCommGetAsyncError")) return NcclState::kFailed;
@@ -100,7 +94,7 @@ const char* last_error() {
 
 extern "C" __attribute__((visibility("default"))) const emend::devices::NcclPlugin* emend_nccl_plugin() {
   using namespace emend::devices;
-  static const NcclPlugin plugin{kNcclPluginAbi, NcclMemory::kCuda, version, unique_id, create,
-                                 all_reduce_sum, broadcast,         poll,    destroy,   last_error};
+  static const NcclPlugin plugin{kNcclPluginAbi, NcclMemory::kCuda, version,   unique_id, create, all_reduce_sum,
+                                 poll,           destroy,           last_error};
   return &plugin;
 }

@@ -1,4 +1,4 @@
-// What libemend_nccl.so offers: sums and copies between the GPUs of several processes, over NCCL.
+// What libemend_nccl.so offers: sums between the GPUs of several processes, over NCCL.
 //
 // Goals: a C ABI of plain functions, so that the plug-in needs neither LibTorch nor emend, and a program without it
 // needs neither NCCL nor CUDA; nothing blocks, so that the caller can look after lost processes while it waits.
@@ -10,7 +10,7 @@
 
 namespace emend::devices {
 
-inline constexpr int32_t kNcclPluginAbi = 1;                     ///< raised with every change of NcclPlugin
+inline constexpr int32_t kNcclPluginAbi = 2;                     ///< raised with every change of NcclPlugin
 inline constexpr int kNcclIdBytes = 128;                         ///< of the id that the members of a communicator share
 inline constexpr char kNcclPluginEntry[] = "emend_nccl_plugin";  ///< the one symbol that a plug-in exports
 
@@ -39,8 +39,6 @@ struct NcclPlugin {
   int (*create)(const char* id, int rank, int size, NcclCommunicator** result);
   /// Starts to replace `count` numbers by their sums over all ranks, after what the stream holds.
   int (*all_reduce_sum)(NcclCommunicator* group, void* data, int64_t count, NcclDtype dtype, void* stream);
-  /// Starts to replace `bytes` bytes by those of rank `root`, after what the stream holds.
-  int (*broadcast)(NcclCommunicator* group, void* data, int64_t bytes, int root, void* stream);
   NcclState (*poll)(NcclCommunicator* group, void* stream);  ///< returns at once
   void (*destroy)(NcclCommunicator* group);  ///< gives up what still runs and frees; waits for no other rank
   const char* (*last_error)();               ///< of this thread's last failed call, or ""

@@ -13,12 +13,13 @@ namespace emend::editors::detail {
 /// model or a compute copy).
 [[nodiscard]] int64_t problem_bytes(const models::Model& upper, const TargetProblem& problem, int first_layer);
 
-/// Bytes that all active problems may hold together: a third of a GPU's free memory; on a CPU enough for a few hundred
-/// tokens (more buy no speed there), as far as a quarter of the free memory goes. Of a model on several devices each
-/// holds the share of its layers, and the tightest decides.
+/// Bytes that all active problems may hold together: a third of a GPU's free memory, little as that may be; on a CPU
+/// enough for a few hundred tokens or half a GiB (more buy no speed there), as far as a quarter of the free memory
+/// goes. Of a model on several devices each holds the share of its layers, and the tightest decides.
 [[nodiscard]] int64_t active_bytes(const models::Model& upper, int first_layer);
 
-/// The same for the `layers` above the edited one, on the devices of `machine`; `most_on_cpu`: where one is the host.
+/// The same for the `layers` above the edited one, on the devices of `machine`; `most_on_cpu`: where one is the host,
+/// unless half a GiB is more.
 [[nodiscard]] int64_t tightest_room(std::span<const devices::DeviceInfo> machine, std::span<const at::Device> layers,
                                     int64_t most_on_cpu);
 

@@ -24,10 +24,9 @@ namespace {
 
 struct GraceHparams : LayerChoice {
   double edit_lr = 1, eps = 1, stop_loss = 1e-2;
-  int64_t n_iter = 100, batch_size = 32, num_pert = 8;
+  int64_t n_iter = 100, batch_size = 32;
   std::string dist_fn = "euc", val_init = "cold", val_train = "sgd", reg = "early_stop", replacement = "replace_last",
               eps_expand = "coverage";
-  std::optional<std::string> val_reg;
   double dropout = 0;
 };
 

@@ -314,6 +314,7 @@ EditorInfo make_latch() {
                                  "this project (docs/latch.md)", latch_schema(), new_latch);
   info.neurons = neurons_taken;
   info.compute_dtype = "auto";
+  info.copies_model = true;
   info.changes_vectors = has_mlp_biases;
   return info;
 }

@@ -37,7 +37,7 @@ void write_edited_folder(const std::filesystem::path& to,
       throw of_the_copied && !from.empty() ? renamed(error, staged, from) : error;
     }
   };
-  write_whole(to, fill, [](const std::string& name) { return name == ".emend" || models::is_weight_file(name); });
+  write_whole(to, fill, models::is_model_file);
 }
 
 }  // namespace emend::editors

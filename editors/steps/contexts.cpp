@@ -1,13 +1,12 @@
 #include <emend/core/error.h>
 #include <emend/core/splitmix64.h>
 #include <emend/core/text.h>
+#include <emend/core/utf8.h>
 #include <emend/editors/steps/contexts.h>
 #include <emend/models/generation.h>
 #include <emend/models/tokenizer/tokenizer.h>
-#include <utf8proc.h>
 
 #include <array>
-#include <cstdlib>
 
 namespace emend::editors {
 namespace {
@@ -19,14 +18,6 @@ size_t count_slots(const std::string& text) {
   size_t count = 0;
   for (size_t at = text.find("{}"); at != std::string::npos; at = text.find("{}", at + 2)) ++count;
   return count;
-}
-
-std::string compatibility_form(const std::string& text) {
-  auto* raw = utf8proc_NFKD(reinterpret_cast<const utf8proc_uint8_t*>(text.c_str()));
-  if (!raw) return text;
-  std::string form = reinterpret_cast<const char*>(raw);
-  std::free(raw);
-  return form;
 }
 
 // A sampled text as a template.

@@ -37,10 +37,9 @@ class FlatDirections {
 
   /// The part of x [D,F] in these directions, in x's dtype and on its device:  U((Uᵀ x V) ∘ M)Vᵀ
   [[nodiscard]] at::Tensor project(const at::Tensor& x_DF) const;
-  [[nodiscard]] const at::Tensor& mask_DF() const noexcept { return mask_DF_; }  ///< M, bool
 
  private:
-  at::Tensor out_DD_, in_FF_, mask_DF_;  // U, V
+  at::Tensor out_DD_, in_FF_, mask_DF_;  // U, V, M (bool)
 };
 
 }  // namespace emend::editors

@@ -19,7 +19,6 @@
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <numeric>
 

@@ -12,6 +12,7 @@
 #include <emend/editors/steps/solver.h>
 #include <emend/editors/steps/targets.h>
 #include <emend/hparams/locate.h>
+#include <emend/models/products.h>
 
 #include <limits>
 
@@ -230,17 +231,22 @@ void prepare_statistics(const models::Model& model, const std::vector<int>& laye
 [[nodiscard]] std::vector<std::vector<int64_t>> text_rows(const models::Model& model, int64_t tokens,
                                                           const EditContext& context, Rows kind = Rows::kText);
 
-/// Adds the seconds of a scope to a phase.
+/// Adds the seconds of a scope to a phase, and in an edit the operations.
 class PhaseTimer {
  public:
   PhaseTimer(std::map<std::string, double>& seconds, const char* phase) : seconds_(seconds[phase]) {}
-  PhaseTimer(EditResult& result, const char* phase) : PhaseTimer(result.seconds, phase) {}
-  ~PhaseTimer() { seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
+  PhaseTimer(EditResult& result, const char* phase) : seconds_(result.seconds[phase]), flops_(&result.flops[phase]) {}
+  ~PhaseTimer() {
+    seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+    if (flops_) *flops_ += models::linear_flops() - before_;
+  }
   PhaseTimer(const PhaseTimer&) = delete;
   PhaseTimer& operator=(const PhaseTimer&) = delete;
 
  private:
   double& seconds_;
+  int64_t* flops_ = nullptr;
+  int64_t before_ = models::linear_flops();
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 

@@ -107,8 +107,10 @@ RenderedFact render_prompts(const models::Tokenizer& tokenizer, const datasets::
     for (const auto& prompt : options.kl_prompts)
       rendered.kl_rows.push_back(render_prompt(tokenizer, prompt, fact.subject, options.fact_token));
   } catch (const Error& error) {
-    const std::string text = error.what();
-    throw Error(error.error_class(), text.starts_with(rendered.where) ? text : rendered.where + ": " + text);
+    auto parts = parts_of(error);
+    if (!parts.where.starts_with(rendered.where))
+      parts.where = rendered.where + (parts.where.empty() ? "" : ": " + parts.where);
+    throw Error(error.error_class(), parts);
   }
   if (rendered.target_ids.empty()) {
     refuse({rendered.where, "the target \"" + fact.target_new + "\" has no tokens", "a target of at least one token",

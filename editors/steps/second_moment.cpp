@@ -113,12 +113,6 @@ void SecondMoment::keep_factor_at(const std::filesystem::path& path, const std::
   state_->factor_file_key = key;
 }
 
-bool SecondMoment::has_factor(at::ScalarType dtype, const at::Tensor& like) const {
-  const std::lock_guard lock(state_->mutex);
-  return state_->factors.contains(factor_key(dtype, like)) ||
-         (state_->stores(dtype) && std::filesystem::exists(state_->factor_path));
-}
-
 void save_second_moment(const std::filesystem::path& path, const SecondMoment& moment, const std::string& key) {
   const at::Tensor cov_FF = devices::to_host(moment.cov_FF(), devices::Purpose::kStatistics).contiguous();
   write_checked(path, {{"cov", cov_FF}},
@@ -246,10 +240,7 @@ void FixedStatistics::prepare(const models::Model& model, const std::vector<int>
 }
 
 const SecondMoment& FixedStatistics::get(int layer) const {
-  const auto found = moments_.find(layer);
-  if (found == moments_.end())
-    refuse({"statistics", "layer " + std::to_string(layer) + " has none", "a prepared layer", "call prepare first"});
-  return found->second;
+  return detail::prepared(moments_, layer);
 }
 
 nlohmann::json FixedStatistics::describe() const {

@@ -36,7 +36,6 @@ class SecondMoment {
   /// Cholesky factor of C in `dtype` on the device of `like`, computed at the first call and kept with the moment (all
   /// copies share it). Throws Error(kNumeric) as SpdFactor::of does.
   [[nodiscard]] SpdFactor factor(at::ScalarType dtype, const at::Tensor& like) const;
-  [[nodiscard]] bool has_factor(at::ScalarType dtype, const at::Tensor& like) const;
   /// Lets float64 factors come from, and go to, `path`: a file like those of save_second_moment, under `key`. Moments
   /// below `least_width` are factored faster than read, so nothing is stored for them. A damaged file is made again.
   void keep_factor_at(const std::filesystem::path& path, const std::string& key, int64_t least_width = 4096) const;
@@ -186,8 +185,8 @@ void save_second_moment(const std::filesystem::path& path, const SecondMoment& m
 // Second moments as the MEMIT repository publishes them: one .npz file a layer with the entries mom2.mom2 (the sum
 // of k kᵀ over the tokens) and mom2.count (the tokens).
 
-/// The mean, float64. Throws Error(kNotFound) if there is no such file or it lacks "mom2.mom2", Error(kCorruption) for a
-/// damaged file, a count below 1 or a sum that is not a finite, square, symmetric matrix.
+/// The mean, float64. Throws Error(kNotFound) if there is no such file or it lacks "mom2.mom2", Error(kCorruption) for
+/// a damaged file, a count below 1 or a sum that is not a finite, square, symmetric matrix.
 [[nodiscard]] SecondMoment read_published_moment(const std::filesystem::path& path);
 
 /// Moments from the files that `pattern` names, "{layer}" standing for the layer's number, read when a layer is first

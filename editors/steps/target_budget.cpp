@@ -8,7 +8,7 @@
 namespace emend::editors::detail {
 namespace {
 
-constexpr int64_t kLeast = int64_t{512} << 20;
+constexpr int64_t kUsual = int64_t{512} << 20;  // on a CPU that has it, and where free memory cannot be told
 constexpr int64_t kTokensOnCpu = 256;
 constexpr int64_t kFloat = 4;
 // Newcomers make their first step by themselves, so they come in groups of this share of the room at least.
@@ -52,11 +52,11 @@ int64_t tightest_room(std::span<const devices::DeviceInfo> machine, std::span<co
   for (const auto& info : machine) {
     const auto own = std::count(layers.begin(), layers.end(), info.device);
     if (own == 0) continue;
-    const int64_t room = info.free_bytes / (info.device.is_cpu() ? 4 : 3);
+    const int64_t room = info.total_bytes == 0 ? kUsual : info.free_bytes / (info.device.is_cpu() ? 4 : 3);
     least = std::min(least, room / own * static_cast<int64_t>(layers.size()));
-    if (info.device.is_cpu()) least = std::min(least, most_on_cpu);
+    if (info.device.is_cpu()) least = std::min(least, std::max(kUsual, most_on_cpu));
   }
-  return std::max(kLeast, least == std::numeric_limits<int64_t>::max() ? 0 : least);
+  return least == std::numeric_limits<int64_t>::max() ? kUsual : least;
 }
 
 int64_t active_bytes(const models::Model& upper, int first_layer) {

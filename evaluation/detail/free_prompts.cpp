@@ -1,3 +1,4 @@
+#include <emend/core/text.h>
 #include <emend/datasets/lint.h>
 #include <emend/evaluation/detail/free_prompts.h>
 #include <emend/evaluation/detail/letters.h>
@@ -57,9 +58,10 @@ struct Gathering {
     add(kind, chat ? question : with_answer_line(question));
     all.back().sentence = sentence_of(text);
   }
-  /// A question of the data, or a sentence that is to be completed.
+  /// A question of the data, or a sentence that is to be completed; nothing of a text without either.
   void probe(const char* kind, const std::string& text, const std::vector<std::string>& answers) const {
-    if (!answers.empty()) add(kind, is_question(text) && !chat ? with_answer_line(text) : text, answers);
+    if (answers.empty() || trimmed(text).empty()) return;
+    add(kind, is_question(text) && !chat ? with_answer_line(text) : text, answers);
   }
 
  private:
@@ -88,8 +90,11 @@ void add_fact(const Gathering& to, const Fact& fact, const std::set<std::string>
 }
 
 void add_group(const Gathering& to, const datasets::FactGroup& group) {
-  for (const auto& hop : group.new_single_hops)
-    to.probe("hop", to.chat && !hop.question.empty() ? hop.question : hop.cloze, hop.answers);
+  for (const auto& hop : group.new_single_hops) {
+    const std::string& liked = to.chat ? hop.question : hop.cloze;
+    const std::string& other = to.chat ? hop.cloze : hop.question;
+    to.probe("hop", trimmed(liked).empty() ? other : liked, hop.answers);
+  }
   for (const auto& question : group.questions) to.probe("multi_hop", question, group.new_answers);
 }
 

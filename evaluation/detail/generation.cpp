@@ -4,9 +4,9 @@
 #include <emend/core/packed.h>
 #include <emend/core/sha256.h>
 #include <emend/core/text.h>
+#include <emend/core/utf8.h>
 #include <emend/datasets/corpus.h>
 #include <emend/evaluation/detail/generation.h>
-#include <emend/evaluation/detail/letters.h>
 #include <emend/evaluation/detail/scoring.h>
 #include <emend/models/generation.h>
 #include <emend/models/tokenizer/tokenizer.h>
@@ -37,9 +37,9 @@ std::string published_form(const std::string& text) {
   return replace_all(compatibility_form(text), "\n\n", " ");
 }
 
-// Texts of prompts [begin, end), sampled together.
-std::vector<std::string> sample_batch(const models::Model& model, const std::vector<std::string>& prompts, size_t begin,
-                                      size_t end, int64_t length, const EvaluateOptions& options) {
+// Texts of prompts [begin, end), sampled together; `first`: the number of prompts[0].
+std::vector<std::string> sample_batch(const models::Model& model, const std::vector<std::string>& prompts, size_t first,
+                                      size_t begin, size_t end, int64_t length, const EvaluateOptions& options) {
   const auto& tokenizer = model.tokenizer();
   std::vector<std::vector<int64_t>> ids;
   size_t shortest = static_cast<size_t>(length);
@@ -51,7 +51,8 @@ std::vector<std::string> sample_batch(const models::Model& model, const std::vec
   generate.max_new_tokens = length - static_cast<int64_t>(shortest);
   generate.temperature = 1;
   generate.top_k = 5;
-  generate.seed = options.seed + begin;  // rows of different batches must not draw the same numbers
+  generate.seed = options.seed;
+  generate.first_row = static_cast<int64_t>(first + begin);  // a text's numbers do not depend on its batch
   generate.cancel = options.cancel;
   const auto sampled = generate.max_new_tokens > 0 ? models::generate(model, ids, generate) : decltype(ids)(ids.size());
   std::vector<std::string> texts;
@@ -66,7 +67,7 @@ std::vector<std::string> sample_batch(const models::Model& model, const std::vec
 }  // namespace
 
 std::vector<std::string> generate_texts(const models::Model& model, const std::vector<std::string>& prompts,
-                                        const EvaluateOptions& options) {
+                                        const EvaluateOptions& options, size_t first) {
   const int64_t length = std::min(options.generation_length, model.max_positions());
   const auto rows =
       static_cast<size_t>(std::clamp<int64_t>(4 * options.batch_tokens / std::max<int64_t>(length, 1), 8, 256));
@@ -82,7 +83,7 @@ std::vector<std::string> generate_texts(const models::Model& model, const std::v
     for (size_t b = range.begin; b < range.end; ++b) {
       options.cancel.check("generation");
       const size_t end = std::min(begins[b] + rows, prompts.size());
-      batches.push_back(sample_batch(model, prompts, begins[b], end, length, options));
+      batches.push_back(sample_batch(model, prompts, first, begins[b], end, length, options));
       if (options.progress)
         options.progress({"generate", static_cast<double>(end), static_cast<double>(prompts.size()),
                           std::to_string(end) + "/" + std::to_string(prompts.size()) + " texts"});

@@ -16,10 +16,11 @@ namespace emend::evaluation::detail {
 
 /// One sample for each prompt: top-k 5, temperature 1, `options.generation_length` tokens with the prompt's, no stop at
 /// the end-of-sequence token; decoded, NFKD, "\n\n" becomes a space. The texts begin with the prompts. Prompts that are
-/// already that long come back as they are.
+/// already that long come back as they are. What is drawn for a text depends on `options.seed` and its number, `first`
+/// and the place in `prompts`, whatever it is sampled together with.
 [[nodiscard]] std::vector<std::string> generate_texts(const models::Model& model,
                                                       const std::vector<std::string>& prompts,
-                                                      const EvaluateOptions& options);
+                                                      const EvaluateOptions& options, size_t first = 0);
 
 class Snippets {
  public:

@@ -8,8 +8,6 @@ namespace emend::evaluation::detail {
 
 /// Simple lower-case mapping of every character.
 [[nodiscard]] std::string lower_case(std::string_view text);
-/// Unicode normalisation form KD, as the published evaluation applies to generated text.
-[[nodiscard]] std::string compatibility_form(std::string_view text);
 /// Lower case in form KD, in which what is neither letter, mark nor a sign of mathematics or money is a character of
 /// ASCII: typographic quotes, dashes and minus signs are the plain ones, digits of all scripts 0 to 9. Pictures
 /// (arrows, emoji) stand between blanks.

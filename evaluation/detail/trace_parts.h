@@ -25,7 +25,7 @@ struct TraceTokens {
 /// Noise for the subject's tokens, [S, tokens, D]; the same for every call with the same options and sizes.
 [[nodiscard]] at::Tensor trace_noise(const TraceOptions& options, int64_t tokens, int64_t width);
 
-/// Probabilities of `answer` from rows of logits.
+/// Probabilities of `answer` from rows of logits. Throws Error(kNumeric) if one is not finite.
 [[nodiscard]] std::vector<double> answer_probabilities(const at::Tensor& logits_MV, int64_t answer);
 
 }  // namespace emend::evaluation::detail

@@ -7,15 +7,6 @@ namespace emend::evaluation::detail {
 
 using nlohmann::json;
 
-std::string shorten(std::string_view text, size_t characters) {
-  size_t seen = 0;
-  for (size_t i = 0; i < text.size(); ++i) {
-    if ((static_cast<unsigned char>(text[i]) & 0xC0) == 0x80) continue;
-    if (seen++ == characters) return std::string(text.substr(0, i)) + "…";
-  }
-  return std::string(text);
-}
-
 std::string fixed(std::optional<double> value, int digits) {
   if (!value || !std::isfinite(*value)) return "–";
   // A product that is exactly a half is moved on: printf would take the even neighbour.

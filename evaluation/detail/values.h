@@ -8,9 +8,6 @@
 
 namespace emend::evaluation::detail {
 
-/// Cut at a character border with "…" if longer than `characters`.
-[[nodiscard]] std::string shorten(std::string_view text, size_t characters);
-
 /// "85.8"; "–" if absent. Halves go away from 0, as in the pages' scripts.
 [[nodiscard]] std::string fixed(std::optional<double> value, int digits = 1);
 /// "0.97", "< 0.001".

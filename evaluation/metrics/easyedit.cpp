@@ -6,7 +6,6 @@
 //   locality      share of positions of the given answer at which the edited model predicts the token that it predicted
 //                 before the edit; the answer only fixes the positions, it need not be what the model says
 // Per record the mean over the prompts (of a key), then the mean over the records that have some.
-#include <emend/core/mapped.h>
 #include <emend/evaluation/detail/generation.h>
 #include <emend/evaluation/metric.h>
 #include <emend/evaluation/text_metrics.h>
@@ -24,7 +23,7 @@ const MetricInfo& easyedit_info() {
       "token accuracy of rewrite, rephrase, portability; unchanged predictions on locality prompts; fluency where text "
       "is generated",
       "EasyEdit (Wang et al. 2024), teacher forcing",
-      2,
+      3,
       {
           {"rewrite_acc", "Reliability",
            "Tokens of the new target that are the argmax after the edit prompt (teacher forcing).", "%", true,
@@ -81,7 +80,7 @@ class EasyEdit final : public Metric {
     if (!context.options.generation) return;
     std::vector<std::string> prompts;
     for (size_t i = begin; i < end; ++i) prompts.push_back(context.options.asked(context.facts.facts[i].full_prompt()));
-    for (auto& text : detail::generate_texts(model, prompts, context.options)) texts_.push_back(std::move(text));
+    for (auto& text : detail::generate_texts(model, prompts, context.options, begin)) texts_.push_back(std::move(text));
   }
 
   [[nodiscard]] MetricOutcome measure(const MetricContext& context, const ScoreSheet& sheet) override {

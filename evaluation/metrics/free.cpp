@@ -59,8 +59,7 @@ CaseVerdict judge(const json& raw) {
   const json& edit = member(raw, {plain ? "edit" : "edit_chat"});
   if (!edit.is_array() || edit.empty()) return verdict;
   verdict.success = member(edit[0], {plain ? "begins" : "names"}) == json(true);
-  if (!*verdict.success)
-    verdict.reason = "the model writes \"" + detail::shorten(detail::text(edit[0], "text"), 60) + "\"";
+  if (!*verdict.success) verdict.reason = "the model writes \"" + shortened(detail::text(edit[0], "text"), 61) + "\"";
   return verdict;
 }
 
@@ -132,7 +131,7 @@ MetricInfo plain_info() {
       "neighbours",
       "live decoding (arXiv 2502.11177), negation (arXiv 2510.00625), greedy, to the end of the sentence (in a chat: "
       "of the answer), 40 tokens at most",
-      8,
+      9,
       {
           {"edit_begins", "EB", "Edited prompts whose continuation begins with the new answer.", "%", true,
            mean({"edit"}, "begins"), "says"},

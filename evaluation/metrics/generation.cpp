@@ -24,7 +24,7 @@ const MetricInfo& generation_info() {
       "generation",
       "fluency (n-gram entropy) and consistency (TF-IDF with reference texts) of sampled text; slow",
       "ROME and MEMIT (Meng et al. 2022/23): top-k 5, 100 tokens",
-      2,
+      3,
       {
           {"ngram_entropy", "GE", "Weighted entropy of the 2- and 3-grams of sampled texts; repetition lowers it.",
            "bit × 100", true, value_of("ngram_entropy")},

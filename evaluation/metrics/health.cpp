@@ -60,14 +60,13 @@ class Health final : public Metric {
 
   [[nodiscard]] MetricOutcome measure(const MetricContext& context, const ScoreSheet&) override {
     EMEND_CHECK(context.model != nullptr, "health needs a model");
-    HealthOptions options{.score = context.options.scoring()};
-    options.score.phase = "health";
+    ScoreOptions options = context.options.scoring();
+    options.phase = "health";
     MetricOutcome outcome;
     outcome.summary = evaluate_health(*context.model, tasks_, options);
     note_counts(outcome.summary);
     outcome.summary["n"] = tasks_.size();
-    const at::Tensor& probe = outcome.kept["health"] =
-        next_token_log_probs(*context.model, probe_prompts(), options.score);
+    const at::Tensor& probe = outcome.kept["health"] = next_token_log_probs(*context.model, probe_prompts(), options);
     outcome.summary["divergence"] = nullptr;
     if (const Evaluation* before = context.options.before; before && before->kept.contains("health"))
       outcome.summary["divergence"] = mean_divergence(before->kept.at("health"), probe);

@@ -2,12 +2,13 @@
 //
 //   edit-wise      each edited statement is completed with its new object, no examples in front
 //   instance-wise  every single hop of the instance is answered: edited ones without examples, the others behind
-//                  examples
+//                  examples, as a statement, or where the data have none as a question
 //   multi-hop      one of the instance's questions is answered with the new answer or an alias of it, behind examples
 // "Answered" means that greedy decoding writes exactly one of the spellings; with examples in front, followed by a line
 // break. That is decided by teacher forcing every spelling, which gives the same verdict without generating. The
 // published examples are replaced by the general ones below: figures are comparable between runs of emend, and with the
 // paper's only in kind.
+#include <emend/core/text.h>
 #include <emend/evaluation/metric.h>
 
 #include <algorithm>
@@ -36,7 +37,7 @@ const MetricInfo& mquake_info() {
       "mquake",
       "edit-wise, instance-wise and multi-hop accuracy on chains of facts",
       "MQuAKE (Zhong et al. 2023), with examples of emend's own",
-      2,
+      3,
       {
           {"edit_wise", "Edit-wise",
            "Edited statements completed with the new object, token for token (teacher forcing).", "%", true,
@@ -85,6 +86,8 @@ class Mquake final : public Metric {
 
   void plan(const MetricContext& context, ScoreSheet& sheet) override {
     const auto& facts = context.facts.facts;
+    const auto blank = [](const std::string& text) { return trimmed(text).empty(); };
+    const auto as_question = [](const std::string& text) { return "Q: " + text + "\nA:"; };
     for (size_t i = 0; i < facts.size(); ++i)
       edits_.push_back(sheet.add(i, facts[i].full_prompt(), facts[i].target_new));
     for (const auto& group : context.facts.groups) {
@@ -97,11 +100,13 @@ class Mquake final : public Metric {
         const auto found = edited.find(hop.cloze);
         if (found != edited.end())
           instance.hops.push_back({edits_[found->second]});
-        else if (!hop.answers.empty())
+        else if (!hop.answers.empty() && !blank(hop.cloze))
           instance.hops.push_back(spellings(sheet, owner, kStatements, hop.cloze, hop.answers));
+        else if (!hop.answers.empty() && !blank(hop.question))
+          instance.hops.push_back(spellings(sheet, owner, kQuestions, as_question(hop.question), hop.answers));
       }
       for (const auto& question : group.questions) {
-        const std::string asked = "Q: " + question + "\nA:";
+        const std::string asked = as_question(question);
         const auto ask = [&](std::vector<Spellings>& questions, const std::vector<std::string>& answers) {
           if (!answers.empty()) questions.push_back(spellings(sheet, owner, kQuestions, asked, answers));
         };

@@ -193,12 +193,13 @@ const bar = (name, track, ...value) =>
 
 // ---- The heat maps of causal tracing.
 const kKinds = ['state', 'mlp', 'attention'];
-const restoring = (kind, window) => kind === 'state'
-    ? 'restoring single states' : `restoring ${kind === 'mlp' ? 'MLP' : 'attention'} outputs of ${window} layers`;
+const restoring = (kind, trace) => kind === 'state'
+    ? 'restoring single states' : `restoring ${kind === 'mlp' ? 'MLP' : 'attention'} outputs of ` +
+      plural(Math.min(number(at(trace, 'window')) ?? 10, number(at(trace, 'layers')) ?? Infinity), 'layer');
 function averageMap(trace, kind) {
   const values = list(at(trace, 'effect', kind)).map(numbers);
   if (!values.length) return null;
-  const title = 'Average indirect effect, ' + restoring(kind, number(at(trace, 'window')) ?? 10);
+  const title = 'Average indirect effect, ' + restoring(kind, trace);
   const names = ['first subject token', 'middle subject tokens', 'last subject token', 'first subsequent token', 'further tokens',
                  'last token'];
   return [el('p', {class: 'small'}, title),
@@ -208,7 +209,7 @@ function averageMap(trace, kind) {
 function traceMap(trace, kind) {
   const values = list(at(trace, 'restored', kind)).map(numbers), low = number(trace.corrupted) ?? 0;
   if (!values.length) return null;
-  const title = `p(${text(trace.answer)}), ` + restoring(kind, data.window);
+  const title = `p(${text(trace.answer)}), ` + restoring(kind, data);
   const [begin, end] = list(trace.subject_tokens);
   const rows = list(trace.tokens).map((token, i) => text(token) + (i >= begin && i < end ? '*' : ''));
   return figure(kind, '', el('p', {class: 'small'}, title),

@@ -18,8 +18,6 @@ namespace emend::models::detail {
 
 /// tokenizer.json, tokenizer.model, vocab.json, merges.txt, *.tiktoken, chat templates and the like.
 [[nodiscard]] bool is_tokenizer_file(const std::string& name);
-/// Anything that belongs to one model in such a folder: weights, config.json, tokenizer, generation settings, ledger.
-[[nodiscard]] bool is_model_file(const std::string& name);
 
 /// Copies what is small and lies beside the weights (tokenizer, generation settings, chat template, remote code,
 /// licence; not config.json) from one folder to another. Returns the names of all else there that no model needs.

@@ -72,6 +72,8 @@ Value repeated(Work& work, const Value& value, int64_t count) {
 
 Value arithmetic(Work& work, const std::string& op, const Value& a, const Value& b) {
   if (op == "~") return work.text(str(a) + str(b));
+  for (const Value* side : {&a, &b})
+    if (const List* list = side->list()) require_list(*list, "a sum or product");
   if (op == "+" && a.text() && b.text()) return work.text(*a.text() + *b.text());
   if (op == "+" && a.list() && b.list() && a.list()->tuple == b.list()->tuple) {
     work.step(a.list()->items.size());

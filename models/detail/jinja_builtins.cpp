@@ -99,7 +99,7 @@ Value map(Work& work, const Value& value, Arguments& arguments) {
     }
     arguments = {};
   }
-  return work.list(std::move(items));
+  return work.list(std::move(items), false, /*lazy=*/true);
 }
 
 // select, reject, selectattr, rejectattr: by the truth of an element or its attribute, or by a test with arguments.
@@ -115,7 +115,7 @@ Value chosen(Work& work, const Value& value, Arguments& arguments, bool by_attri
     if ((plain ? truth(looked_at) : apply_test(work, test, looked_at, own)) == wanted) items.push_back(one);
   }
   arguments = {};
-  return work.list(std::move(items));
+  return work.list(std::move(items), false, /*lazy=*/true);
 }
 
 Value tojson(Work& work, const Value& value, Arguments& arguments) {
@@ -154,6 +154,7 @@ Value indented(Work& work, const Value& value, Arguments& arguments) {
 
 Value as_whole(Work&, const Value& value, Arguments& arguments) {
   const Value otherwise = arguments.take("default", {int64_t{0}});
+  if (value.undefined()) throw Fault{"the number of an undefined value"};
   if (const auto whole = value.whole()) return {*whole};
   std::optional<double> real = value.real();
   if (const auto* text = value.text()) {
@@ -173,7 +174,10 @@ Value reversed(Work& work, const Value& value, Arguments&) {
 
 Value length_of(Work&, const Value& value, Arguments&) {
   if (const auto* text = value.text()) return {static_cast<int64_t>(width_of(*text))};
-  if (const List* list = value.list()) return {std::ssize(list->items)};
+  if (const List* list = value.list()) {
+    require_list(*list, "the length");
+    return {std::ssize(list->items)};
+  }
   if (const Dict* dict = value.dict()) return {std::ssize(*dict)};
   if (!value.undefined()) throw Fault{"the length of " + type_name(value)};
   return {int64_t{0}};
@@ -207,6 +211,7 @@ Value first_of(Work& work, const Value& value, Arguments&) {
 }
 
 Value last_of(Work& work, const Value& value, Arguments&) {
+  if (const List* list = value.list()) require_list(*list, "the last element");
   const auto items = iterate(work, value);
   return items.empty() ? Value() : items.back();
 }
@@ -251,7 +256,7 @@ const std::map<std::string_view, Filter>& filters() {
       {"selectattr", [](Work& w, const Value& v, Arguments& a) { return chosen(w, v, a, true, true); }},
       {"sort", sort_filter},
       {"string", as_text},
-      {"title", with_letters<titled>},
+      {"title", with_letters<word_titled>},
       {"tojson", tojson},
       {"trim", trim},
       {"upper", with_letters<upper_case>},
@@ -297,7 +302,8 @@ const std::map<std::string_view, Test>& tests() {
       {"none", [](Work&, const Value& v, Arguments&) { return v.none(); }},
       {"number", [](Work&, const Value& v, Arguments&) { return v.real().has_value(); }},
       {"odd", [](Work&, const Value& v, Arguments&) { return is_odd(v); }},
-      {"sequence", several},
+      {"sequence", [](Work&, const Value& v,
+                      Arguments&) { return v.text() || v.dict() || v.undefined() || (v.list() && !v.list()->lazy); }},
       {"string", [](Work&, const Value& v, Arguments&) { return v.text() != nullptr; }},
       {"true", is_flag<true>},
       {"undefined", [](Work&, const Value& v, Arguments&) { return v.undefined(); }},

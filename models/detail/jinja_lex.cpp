@@ -3,8 +3,6 @@
 #include <emend/models/detail/jinja_node.h>
 #include <emend/models/tokenizer/detail/unicode.h>
 
-#include <array>
-
 namespace emend::models::detail::jinja {
 namespace {
 

@@ -247,10 +247,15 @@ std::vector<std::string_view> characters(std::string_view text) {
   return all;
 }
 
+namespace {
 // str.isspace()
-bool is_space(std::string_view character) {
-  const char32_t c = decode_utf8(character.data());
+bool is_space(char32_t c) {
   return is_white_space(c) || (c >= 0x1C && c <= 0x1F);
+}
+}  // namespace
+
+bool is_space(std::string_view character) {
+  return is_space(decode_utf8(character.data()));
 }
 
 std::string_view strip(std::string_view text, const std::optional<std::string>& of, bool left, bool right) {
@@ -281,6 +286,14 @@ std::string titled(std::string_view text) {
     const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(c));
     const bool letter = category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_LO;
     return std::exchange(in_word, letter) ? lower_of(c) : upper(c, utf8proc_totitle);
+  });
+}
+
+std::string word_titled(std::string_view text) {
+  bool in_word = false;
+  return changed(text, [&](char32_t c) {
+    const bool between = is_space(c) || std::u32string_view(U"-({[<").find(c) != std::u32string_view::npos;
+    return std::exchange(in_word, !between) ? lower_of(c) : upper(c);
   });
 }
 

@@ -3,7 +3,6 @@
 #include <emend/models/detail/jinja_node.h>
 
 #include <algorithm>
-#include <initializer_list>
 
 namespace emend::models::detail::jinja {
 namespace {

@@ -62,8 +62,9 @@ class Renderer {
   std::string captured(const Node& block) {
     std::string text;
     std::string* const before = std::exchange(out_, &text);
-    (void)execute(block);
+    const Flow flow = execute(block);
     out_ = before;
+    if (flow != Flow::kOn) throw Fault{"\"break\" or \"continue\" inside a \"set\" block"};
     return text;
   }
 
@@ -91,8 +92,7 @@ class Renderer {
           if (truth(evaluate(node.kids[i]))) return execute(node.kids[i + 1]);
         return node.kids.size() % 2 == 1 ? execute(node.kids.back()) : Flow::kOn;
       case Kind::kFor:
-        loop(node);
-        return Flow::kOn;
+        return loop(node);
       case Kind::kSet:
         assign(node.kids[0], evaluate(node.kids[1]));
         return Flow::kOn;
@@ -118,7 +118,7 @@ class Renderer {
     return evaluate(node.kids[2]);
   }
 
-  void loop(const Node& node) {
+  Flow loop(const Node& node) {
     const auto outer = scope_;
     std::vector<Value> items;
     for (Value& item : iterate(work_, evaluate(node.kids[1]))) {
@@ -138,17 +138,17 @@ class Renderer {
       if (flow == Flow::kBreak) break;
       whole = whole || flow == Flow::kOn;
     }
-    if (!whole) {
-      const Inside inside(scope_, outer);
-      (void)execute(node.kids[4]);
-    }
+    if (whole) return Flow::kOn;
+    const Inside inside(scope_, outer);
+    return execute(node.kids[4]);  // `continue` and `break` are those of the loop around this one
   }
 
   Value loop_value(const std::vector<Value>& items, size_t i) {
     const auto at = static_cast<int64_t>(i), size = std::ssize(items);
     Dict loop = {
-        {"index", {at + 1}}, {"index0", {at}},           {"revindex", {size - at}}, {"revindex0", {size - at - 1}},
-        {"first", {i == 0}}, {"last", {at + 1 == size}}, {"length", {size}}};
+        {"index", {at + 1}},     {"index0", {at}},           {"revindex", {size - at}}, {"revindex0", {size - at - 1}},
+        {"first", {i == 0}},     {"last", {at + 1 == size}}, {"length", {size}},        {"depth", {int64_t{1}}},
+        {"depth0", {int64_t{0}}}};  // of recursive loops, which are refused
     if (i > 0) loop.emplace_back("previtem", items[i - 1]);
     if (i + 1 < items.size()) loop.emplace_back("nextitem", items[i + 1]);
     Value value{std::make_shared<const Dict>(std::move(loop))};

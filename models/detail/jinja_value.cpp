@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 namespace emend::models::detail::jinja {
 namespace {
@@ -116,6 +115,7 @@ void write(std::string& out, const Value& value, bool inside) {
   if (const auto whole = value.whole()) return append(out, std::to_string(*whole));
   if (const auto real = value.real()) return append(out, repr_of_float(*real));
   if (const List* list = value.list()) {
+    require_list(*list, "the text");
     const bool one = list->tuple && list->items.size() == 1;
     return write_all(out, list->items, list->tuple ? "(" : "[",
                      one           ? ",)"
@@ -153,8 +153,10 @@ void write_json(std::string& out, const Value& value, const JsonStyle& style, si
   if (const auto* real = std::get_if<double>(&value.data); real && !std::isfinite(*real))
     return append(out, std::isnan(*real) ? "NaN" : *real > 0 ? "Infinity" : "-Infinity");
   if (value.real()) return write(out, value, false);
-  if (const List* list = value.list())
+  if (const List* list = value.list()) {
+    require_list(*list, "JSON");
     return all(list->items, "[", "]", [&](const Value& item) { write_json(out, item, style, level + 1); });
+  }
   if (const Dict* dict = value.dict())
     return all(*dict, "{", "}", [&](const auto& entry) {
       quote_json(out, entry.first);
@@ -221,11 +223,11 @@ Value Work::text(std::string text) {
   return {std::make_shared<const std::string>(std::move(text))};
 }
 
-Value Work::list(std::vector<Value> items, bool tuple) {
+Value Work::list(std::vector<Value> items, bool tuple, bool lazy) {
   step(items.size());
   int depth = 0;
   for (const Value& item : items) depth = std::max(depth, item.depth);
-  return {std::make_shared<const List>(List{std::move(items), tuple}), deeper(depth)};
+  return {std::make_shared<const List>(List{std::move(items), tuple, lazy}), deeper(depth)};
 }
 
 Value Work::dict(Dict values) {
@@ -288,9 +290,13 @@ std::string type_name(const Value& value) {
   return kNames[value.data.index()];
 }
 
+void require_list(const List& list, const char* what) {
+  if (list.lazy) throw Fault{std::string(what) + " of a generator, which needs \"| list\""};
+}
+
 bool truth(const Value& value) {
   if (const auto* text = value.text()) return !text->empty();
-  if (const List* list = value.list()) return !list->items.empty();
+  if (const List* list = value.list()) return list->lazy || !list->items.empty();
   if (const Dict* dict = value.dict()) return !dict->empty();
   if (const auto real = value.real()) return *real != 0;
   return !value.undefined() && !value.none();
@@ -399,6 +405,7 @@ Value item(Work& work, const Value& value, const Value& key) {
   }
   const List* list = value.list();
   const auto* text = value.text();
+  if (list && key.whole()) require_list(*list, "an element");
   if (const auto index = key.whole(); index && (list || text)) {
     work.step(text ? text->size() / 64 : 0);
     const int64_t size = text ? length(*text) : std::ssize(list->items);
@@ -411,6 +418,7 @@ Value item(Work& work, const Value& value, const Value& key) {
 // The places that Python's slice goes through.
 Value sliced(Work& work, const Value& value, const Value& from, const Value& to, const Value& by) {
   if (!value.text() && !value.list()) throw Fault{"a part of " + type_name(value)};
+  if (const List* list = value.list()) require_list(*list, "a part");
   work.read(value);
   const auto* whole = value.text();
   const int64_t size = whole ? length(*whole) : std::ssize(value.list()->items);

@@ -55,7 +55,7 @@ struct Value {
 
 struct List {
   std::vector<Value> items;
-  bool tuple = false;
+  bool tuple = false, lazy = false;  ///< lazy: Python's generator, which is true and has no length or text
 };
 
 struct Space {
@@ -76,7 +76,7 @@ class Work {
   /// Throws Fault if there were too many.
   void step(size_t count = 1);
   [[nodiscard]] Value text(std::string text);
-  [[nodiscard]] Value list(std::vector<Value> items, bool tuple = false);
+  [[nodiscard]] Value list(std::vector<Value> items, bool tuple = false, bool lazy = false);
   [[nodiscard]] Value dict(Dict values);
   [[nodiscard]] Value space(Dict values);
   [[nodiscard]] Value from_json(const nlohmann::ordered_json& json);
@@ -143,7 +143,10 @@ struct JsonStyle {
 [[nodiscard]] std::string upper_case(std::string_view text);
 [[nodiscard]] std::string lower_case(std::string_view text);
 [[nodiscard]] std::string capitalized(std::string_view text);
-[[nodiscard]] std::string titled(std::string_view text);
+[[nodiscard]] std::string titled(std::string_view text);       ///< as the method
+[[nodiscard]] std::string word_titled(std::string_view text);  ///< as the filter
+/// Throws Fault for a generator, of which Python has no such thing.
+void require_list(const List& list, const char* what);
 [[nodiscard]] std::vector<std::string> split_lines(std::string_view text);
 
 }  // namespace emend::models::detail::jinja

@@ -148,7 +148,7 @@ ConvertReport to_folder(const Checkpoint& checkpoint, const fs::path& target, co
     report = FolderWriter(checkpoint, folder, options).write();
     for (const auto& entry : fs::directory_iterator(folder)) report.files.push_back(target / entry.path().filename());
   };
-  write_whole(target, write, detail::is_model_file);
+  write_whole(target, write, is_model_file);
   std::ranges::sort(report.files);
   return report;
 }

@@ -10,31 +10,20 @@
 namespace emend::models {
 namespace {
 
-struct NamedType {
-  GgmlType type;
-  std::string_view name;
-};
-constexpr std::array<NamedType, 15> kNamed = {{
-    {GgmlType::kF32, "F32"},
-    {GgmlType::kF16, "F16"},
-    {GgmlType::kBF16, "BF16"},
-    {GgmlType::kQ8_0, "Q8_0"},
-    {GgmlType::kQ6_K, "Q6_K"},
-    {GgmlType::kQ5_K, "Q5_K"},
-    {GgmlType::kQ4_K, "Q4_K"},
-    {GgmlType::kQ3_K, "Q3_K"},
-    {GgmlType::kQ2_K, "Q2_K"},
-    {GgmlType::kQ5_1, "Q5_1"},
-    {GgmlType::kQ5_0, "Q5_0"},
-    {GgmlType::kQ4_1, "Q4_1"},
-    {GgmlType::kQ4_0, "Q4_0"},
-    {GgmlType::kIQ4_NL, "IQ4_NL"},
-    {GgmlType::kIQ4_XS, "IQ4_XS"},
-}};
+constexpr std::array kWritable = {GgmlType::kF32,  GgmlType::kF16,    GgmlType::kBF16,  GgmlType::kQ8_0,
+                                  GgmlType::kQ6_K, GgmlType::kQ5_K,   GgmlType::kQ4_K,  GgmlType::kQ3_K,
+                                  GgmlType::kQ2_K, GgmlType::kQ5_1,   GgmlType::kQ5_0,  GgmlType::kQ4_1,
+                                  GgmlType::kQ4_0, GgmlType::kIQ4_NL, GgmlType::kIQ4_XS};
 
 constexpr std::array<std::pair<GgmlType, c10::ScalarType>, 3> kPlain = {{{GgmlType::kF32, c10::ScalarType::Float},
                                                                          {GgmlType::kF16, c10::ScalarType::Half},
                                                                          {GgmlType::kBF16, c10::ScalarType::BFloat16}}};
+
+std::string upper(std::string_view text) {
+  std::string result(text);
+  std::ranges::transform(result, result.begin(), [](unsigned char c) { return std::toupper(c); });
+  return result;
+}
 
 ggml_type native(GgmlType type) {
   return static_cast<ggml_type>(type);
@@ -48,28 +37,24 @@ const ggml_type_traits& traits(GgmlType type) {
 }  // namespace
 
 std::string to_string(GgmlType type) {
-  for (const auto& named : kNamed)
-    if (named.type == type) return std::string(named.name);
   const auto number = static_cast<uint32_t>(type);
-  if (number < GGML_TYPE_COUNT)
-    if (const char* name = ggml_get_type_traits(native(type))->type_name) return name;
-  return "type " + std::to_string(number);
+  const char* name = number < GGML_TYPE_COUNT ? ggml_get_type_traits(native(type))->type_name : nullptr;
+  if (!name) return "type " + std::to_string(number);
+  return std::ranges::count(kWritable, type) > 0 ? upper(name) : name;
 }
 
 GgmlType parse_ggml_type(std::string_view name) {
-  std::string upper(name);
-  std::transform(upper.begin(), upper.end(), upper.begin(), [](unsigned char c) { return std::toupper(c); });
+  std::string wanted = upper(name);
   static const std::map<std::string, std::string> kTorchNames = {
       {"FLOAT32", "F32"}, {"FLOAT16", "F16"}, {"BFLOAT16", "BF16"}, {"FP32", "F32"}, {"FP16", "F16"}};
-  if (const auto other = kTorchNames.find(upper); other != kTorchNames.end()) upper = other->second;
-  for (const auto& named : kNamed)
-    if (named.name == upper) return named.type;
-  const auto name_of = [](const auto& named) { return std::string(named.name); };
+  if (const auto other = kTorchNames.find(wanted); other != kTorchNames.end()) wanted = other->second;
+  const auto name_of = [](GgmlType type) { return to_string(type); };
+  if (const auto found = std::ranges::find(kWritable, wanted, name_of); found != kWritable.end()) return *found;
   // llama.cpp's mixtures (Q4_K_M) are named after the type of most of their tensors.
-  const std::string most = upper.substr(0, upper.find("_K_") + 2);
-  const bool mixture = std::ranges::any_of(kNamed, [&](const auto& named) { return named.name == most; });
-  refuse({"GGUF type", "\"" + shorten(name, 40) + "\"", "one of " + join(kNamed, ", ", name_of),
-          mixture ? "use " + most + ": all matrices get the one type" : did_you_mean(upper, kNamed, "", name_of)});
+  const std::string most = wanted.substr(0, wanted.find("_K_") + 2);
+  const bool mixture = std::ranges::count(kWritable, most, name_of) > 0;
+  refuse({"GGUF type", "\"" + shorten(name, 40) + "\"", "one of " + join(kWritable, ", ", name_of),
+          mixture ? "use " + most + ": all matrices get the one type" : did_you_mean(wanted, kWritable, "", name_of)});
 }
 
 std::optional<c10::ScalarType> plain_dtype(GgmlType type) {

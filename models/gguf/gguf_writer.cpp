@@ -217,13 +217,13 @@ class Writer {
   }
 
   void add_copy(const GgufFile& file, const GgufTensor& tensor) {
-    report_.tensors.push_back({tensor.name, tensor.type, true, false, false, 0, 0});
+    report_.tensors.push_back({tensor.name, tensor.type});
     count(tensor.type, tensor);
     outputs_.push_back({tensor.name, tensor.type, tensor.shape, [&file, &tensor] { return bytes_of(file, tensor); }});
   }
 
   void add_table(const std::string& name, const std::vector<float>& values) {
-    report_.tensors.push_back({name, GgmlType::kF32, false, false, false, 0, 0});
+    report_.tensors.push_back({name, GgmlType::kF32});
     outputs_.push_back({name, GgmlType::kF32, {std::ssize(values)}, [values, name] {
                           return detail::encode(at::tensor(values, at::kFloat), GgmlType::kF32, name);
                         }});
@@ -234,24 +234,22 @@ class Writer {
     const GgmlType type = type_for_row(wanted, tensor.row_values());
     count(type, tensor);
     const size_t index = report_.tensors.size();
-    report_.tensors.push_back({tensor.name, type, false, type != wanted, changed, 0, 0});
+    report_.tensors.push_back({tensor.name, type, type != wanted, changed});
     outputs_.push_back({tensor.name, type, tensor.shape, [this, &tensor, users, type, changed, index] {
                           const at::Tensor values = detail::assemble(tensor, users, source_.now);
                           at::Tensor bytes = detail::encode(values, type, path_.string() + ": tensor " + tensor.name);
-                          measure(tensor, users, values, bytes, type, changed, report_.tensors[index]);
+                          if (changed && type != GgmlType::kF32)
+                            report_.tensors[index].error_of_change =
+                                error_of_change(tensor, users, values, bytes, type);
                           return bytes;
                         }});
   }
 
-  void measure(const GgufTensor& tensor, const std::vector<const GgufRecipe*>& users, const at::Tensor& values,
-               const at::Tensor& bytes, GgmlType type, bool changed, GgufWrittenTensor& written) const {
-    if (type == GgmlType::kF32) return;
+  [[nodiscard]] double error_of_change(const GgufTensor& tensor, const std::vector<const GgufRecipe*>& users,
+                                       const at::Tensor& values, const at::Tensor& bytes, GgmlType type) const {
     const double error = (detail::decode(bytes, type, values) - values).norm().item<double>();
-    const double size = values.norm().item<double>();
-    written.relative_error = size > 0 ? error / size : 0;
-    if (!changed) return;
     const double change = (values - detail::assemble(tensor, users, source_.before)).norm().item<double>();
-    written.error_of_change = change > 0 ? error / change : 0;
+    return change > 0 ? error / change : 0;
   }
 
   // Bytes by type decide what the file calls itself.

@@ -53,12 +53,10 @@ constexpr const char* kGgufEdits = "emend.edits";
 struct GgufWrittenTensor {
   std::string name;  ///< in the GGUF file
   GgmlType type = GgmlType::kF32;
-  bool copied = false;     ///< byte for byte from the base
   bool fell_back = false;  ///< the rows are not whole blocks of the type asked for
   bool changed = false;    ///< the model's values differ from its checkpoint's
-  /// Root mean square of what quantisation took away, relative to the tensor; 0 if copied.
-  double relative_error = 0;
-  /// The same relative to the change that editing made; 0 if not changed. Above 1 the edit drowns in the rounding.
+  /// Root mean square of what quantisation took away, relative to the change that editing made; 0 if not changed.
+  /// Above 1 the edit drowns in the rounding.
   double error_of_change = 0;
 };
 

@@ -58,6 +58,16 @@ std::string Tokenizer::decode_more(std::span<const int64_t> ids, bool skip_speci
   return text + decoder.finish();
 }
 
+std::vector<std::string> Tokenizer::decode_each(std::span<const int64_t> ids) const {
+  std::vector<std::string> texts;
+  bool begun = false;
+  for (const int64_t id : ids) {
+    texts.push_back(begun ? decode_more(std::vector{id}) : decode(std::vector{id}));
+    begun = begun || !is_special(id);
+  }
+  return texts;
+}
+
 std::string StreamDecoder::push(int64_t id) {
   if (skip_special_ && tokenizer_.is_special(id)) return {};
   const std::string bytes = tokenizer_.token_bytes(id, at_start_);

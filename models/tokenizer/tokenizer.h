@@ -82,6 +82,9 @@ class Tokenizer {
   [[nodiscard]] virtual std::string decode(std::span<const int64_t> ids, bool skip_special = false) const = 0;
   /// Text of `ids` behind others: decode() of some tokenizers drops the space in front of a text's first word.
   [[nodiscard]] std::string decode_more(std::span<const int64_t> ids, bool skip_special = false) const;
+  /// Text of each of `ids`, to be shown: of the first that is not special as decode() gives it, of those behind as
+  /// decode_more() does.
+  [[nodiscard]] std::vector<std::string> decode_each(std::span<const int64_t> ids) const;
 
   /// The piece as the vocabulary writes it ("Ġthe", "▁the", "<0x0A>"), for printing; empty if `id` has no token.
   [[nodiscard]] virtual std::string token_text(int64_t id) const = 0;

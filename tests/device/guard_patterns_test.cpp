@@ -7,7 +7,7 @@
 //    4 rotary tables and position ids on the first device    here
 //    5 a learned position table away from the embedding      here
 //    6 masks on the first device                             here
-//    7 the KV cache concatenated over layers                 here; 64 tokens: placement_suite_test
+//    7 the KV cache concatenated over layers                 here; 24 tokens: placement_suite_test
 //    8 the cache allocated on the first device               here
 //    9 a tied head on two devices                            here; saving: family_placement_test
 //   10 labels away from the logits                           guard_patterns_editing_test

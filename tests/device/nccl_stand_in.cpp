@@ -28,7 +28,7 @@ struct NcclCommunicator {
 
 namespace {
 
-int g_sums = 0, g_copies = 0, g_alive = 0;
+int g_sums = 0, g_alive = 0;
 
 bool told_to(const char* what, int rank) {
   const char* order = std::getenv("EMEND_STAND_IN");
@@ -88,12 +88,6 @@ int all_reduce_sum(NcclCommunicator* group, void* data, int64_t count, NcclDtype
   });
 }
 
-int broadcast(NcclCommunicator* group, void* data, int64_t bytes, int root, void*) {
-  ++g_copies;
-  return start(group, data, static_cast<size_t>(bytes),
-               [=] { std::memcpy(data, read(part(*group, root)).data(), static_cast<size_t>(bytes)); });
-}
-
 NcclState poll(NcclCommunicator* group, void*) {
   if (!group->finish) return NcclState::kRunning;
   for (int r = 0; r < group->size; ++r)
@@ -121,16 +115,14 @@ extern "C" const emend::devices::NcclPlugin* emend_nccl_plugin() {
                                  unique_id,
                                  create,
                                  all_reduce_sum,
-                                 broadcast,
                                  poll,
                                  destroy,
                                  [] { return "the stand-in was told to fail"; }};
   return &plugin;
 }
 
-/// Sums, copies and living communicators of this process, for the test.
+/// Sums and living communicators of this process, for the test.
 extern "C" void emend_stand_in_counts(int* counts) {
   counts[0] = emend::devices::g_sums;
-  counts[1] = emend::devices::g_copies;
-  counts[2] = emend::devices::g_alive;
+  counts[1] = emend::devices::g_alive;
 }

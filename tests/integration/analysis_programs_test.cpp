@@ -107,7 +107,7 @@ TEST_F(AnalysisPrograms, ConvertFactsIsAVerbOfTwoWords) {
 
 TEST_F(AnalysisPrograms, TraceWritesHeatMaps) {
   const auto result =
-      run_program("emend", {"trace", "--model", path("model"), "--prompt", "The capital of {} is", "--subject",
+      run_program("emend", {"trace", "--model", path("model/"), "--prompt", "The capital of {} is", "--subject",
                             "France", "--out", path("trace"), "--samples", "4", "--dtype", "float32", "--json"});
   ASSERT_EQ(result.status, 0) << result.err;
   const json document = json::parse(result.out);
@@ -121,6 +121,7 @@ TEST_F(AnalysisPrograms, TraceWritesHeatMaps) {
   const json drawn = json::parse(page.substr(from, page.find("</script>", from) - from));
   EXPECT_EQ(drawn["suggested"]["layers"], document["suggested"]["layers"]);
   EXPECT_EQ(drawn["effect"], document["effect"]);
+  EXPECT_EQ(drawn["model"], "model");
   EXPECT_EQ(page.find("https://"), std::string::npos) << "no name from outside";
   auto wrong = run_program("emend", {"trace", "--model", path("model"), "--prompt", "The capital of {} is"});
   EXPECT_EQ(wrong.status, 2);
@@ -151,10 +152,15 @@ TEST_F(AnalysisPrograms, TheReportHoldsSpectraAndTakesATrace) {
   }
   EXPECT_GT(extras["memory"]["cpu"]["weights"].get<int64_t>(), 39232 * 4 / 2);
   EXPECT_FALSE(extras["machine"]["devices"].get<std::string>().empty());
-  ASSERT_EQ(run_program("emend", {"trace", "--model", path("model"), "--prompt", "The capital of {} is", "--subject",
-                                  "France", "--out", path("trace"), "--samples", "2"})
-                .status,
-            0);
+  result = run_program("emend", {"trace", "--model", path("model"), "--prompt", "The capital of {} is", "--subject",
+                                 "France", "--out", path("trace"), "--samples", "2"});
+  ASSERT_EQ(result.status, 0) << result.err;
+  const json suggested = json::parse(read_file(folder_ / "trace" / "trace.json"))["suggested"];
+  EXPECT_NE(result.out.find("layers to edit: " + suggested["layers"].dump() + "\n" +
+                            suggested["caveat"].get<std::string>() + "\n"),
+            std::string::npos)
+      << result.out;
+  EXPECT_NE(suggested["caveat"], "") << "of one fact";
   result = run_program("emend", {"report", path("run"), "--trace", path("trace/trace.json")});
   ASSERT_EQ(result.status, 0) << result.err;
   const auto effect = json::parse(read_file(folder_ / "trace" / "trace.json"))["effect"];
@@ -188,13 +194,17 @@ TEST_F(AnalysisPrograms, SuggestSaysWhenTheModelKnowsNothing) {
   const auto result = run_program("emend", {"suggest", "--model", path("model"), "--facts", path("good.jsonl")});
   EXPECT_EQ(result.status, 2) << result.out;
   EXPECT_NE(result.err.find("knows none"), std::string::npos) << result.err;
+  const auto nought = run_program("emend", {"trace", "--model", path("nothing"), "--limit", "0"});
+  EXPECT_EQ(nought.status, 2) << nought.out;
+  EXPECT_NE(nought.err.find("--limit: 0; expected 1 or more, or -1 for all"), std::string::npos) << nought.err;
 }
 
 TEST_F(AnalysisPrograms, SuggestWritesAFileThatMemitEditTakes) {
   write_known_facts(folder_);
-  const auto result = run_program("emend", {"suggest", "--model", path("model"), "--facts", path("known.json"),
+  const auto result = run_program("emend", {"suggest", "--model", path("model/"), "--facts", path("known.json"),
                                             "--dtype", "float32", "--layers", "2", "--out", path("suggested.yaml")});
   ASSERT_EQ(result.status, 0) << result.err;
+  EXPECT_TRUE(read_file(folder_ / "suggested.yaml").starts_with("# Suggested by emend for model.\n"));
   const auto edited = run_program("memit_edit", {"--model", path("model"), "--facts", path("good.jsonl"), "--hparams",
                                                  path("suggested.yaml"), "--dry-run"});
   EXPECT_EQ(edited.status, 0) << edited.err;

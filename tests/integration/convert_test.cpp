@@ -332,7 +332,8 @@ TEST_F(Convert, WhatCannotBeDoneIsSaidAndLeavesNothing) {
   write_file(root_ / "file.txt", "x");
   expect_refusal({"convert", path("source"), path("out"), "--type", "Q8_0"}, 2, {"Q8_0", "F32, F16 or BF16", ".gguf"});
   expect_refusal({"convert", path("source"), path("out.gguf"), "--type", "Q9"}, 2, {"Q9", "Q8_0"});
-  expect_refusal({"convert", path("source"), path("out"), "--shard-size", "lots"}, 2, {"--shard-size", "lots", "5GB"});
+  expect_refusal({"convert", path("source"), path("out"), "--shard-size", "lots"}, 2, {"--shard-size", "lots", "10GB"});
+  expect_refusal({"convert", path("source"), path("out"), "--shard-size", "0"}, 2, {"--shard-size", "5GB"});
   expect_refusal({"convert", path("source"), path("one.gguf"), "--shard-size", "1MB"}, 2, {"--shard-size", "a folder"});
   expect_refusal({"convert", path("nowhere"), path("out")}, 3, {"nowhere"});
   expect_refusal({"convert", path("source"), path("file.txt")}, 2, {"file.txt", "a file"});

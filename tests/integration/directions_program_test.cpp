@@ -53,10 +53,12 @@ class DirectionsProgram : public ProgramTest {
 };
 
 TEST_F(DirectionsProgram, FitsSteersAndShows) {
-  const json fitted = fit({"--strength", "2", "--layers", "1-2"});
+  const json fitted = fit({"--strength", "2", "--layers", "1-2", "--steer", "clamp", "--decay", "4"});
   EXPECT_EQ(fitted["fit"]["layers"].size(), 4U);
   EXPECT_EQ(fitted["effect"]["texts"].size(), 2U);
   EXPECT_GT(fitted["effect"]["neutral_kl"].get<double>(), 0);
+  EXPECT_EQ(fitted["effect"]["of"],
+            "steering with strength 2 (clamp, falling to nothing over 4 tokens) behind the layers named");
   EXPECT_EQ(models::GgufFile(path("d/direction.gguf")).tensors().size(), 2U) << "the layers asked for";
   EXPECT_EQ(SafetensorsFile(path("d/direction.safetensors")).tensors().size(), 4U);
   const std::string page = read_file(folder_ / "d" / "report.html");

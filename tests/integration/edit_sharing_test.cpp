@@ -4,6 +4,8 @@
 #include <emend/models/checkpoint.h>
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "support/program_fixture.h"
 
 namespace emend::testing {
@@ -116,14 +118,28 @@ TEST_F(EditSharing, ConflictsAreNamed) {
   EXPECT_EQ(document["used"][0]["pack"], pack("ben"));
   EXPECT_EQ(document["left_out"][0]["pack"], pack("anna"));
   EXPECT_EQ(document["conflicts"][0]["kind"], "target");
+  const std::string weights = path("weights.safetensors"), before = read_file(path("model/model.safetensors"));
+  write_file(weights, before);
+  for (const auto& arguments :
+       {std::vector<std::string>{"merge", pack("anna")}, {"import", pack("anna"), "--model", path("model")}}) {
+    auto over = arguments;
+    over.insert(over.end(), {"--force", "--out", weights});
+    const auto result = run_program("emend", over);
+    EXPECT_EQ(result.status, 2);
+    EXPECT_NE(result.err.find("that is no edit pack"), std::string::npos) << result.err;
+    EXPECT_TRUE(read_file(weights) == before);
+  }
 }
 
 TEST_F(EditSharing, DiffShowsFactsWeightsAndSpeech) {
   edit_one("anna", "The Eiffel Tower", "Rome");
   edit_one("ben", "The Eiffel Tower", "Oslo");
-  write_file(folder_ / "probes.txt", "A river is a\nThe Eiffel Tower is in the city of\n\nParagraph 7 speaks of\n");
-  const auto document =
-      run({"diff", path("anna"), pack("ben"), "--model", path("model"), "--prompts", path("probes.txt")});
+  write_file(folder_ / "probes.txt",
+             "\xEF\xBB\xBF"
+             "A river is a\nThe Eiffel Tower is in the city of\n\nParagraph 7 speaks of\n");
+  const std::vector<std::string> diff = {"diff",      path("anna"),       pack("ben"), "--model", path("model"),
+                                         "--prompts", path("probes.txt"), "--top",     "1"};
+  const auto document = run(diff);
   EXPECT_EQ(document["a"]["kind"], "run");
   EXPECT_EQ(document["b"]["kind"], "pack");
   ASSERT_EQ(document["facts"]["changed"].size(), 1U);
@@ -137,15 +153,19 @@ TEST_F(EditSharing, DiffShowsFactsWeightsAndSpeech) {
   }
   const auto& prompts = document["prompts"];
   EXPECT_EQ(prompts["n"], 3);
-  ASSERT_EQ(prompts["most_changed"].size(), 3U);
+  ASSERT_EQ(prompts["most_changed"].size(), 3U) << "the document has all";
   EXPECT_EQ(prompts["most_changed"][0]["prompt"], "The Eiffel Tower is in the city of");
+  std::set<std::string> asked;
+  for (const auto& row : prompts["most_changed"]) asked.insert(row["prompt"].get<std::string>());
+  EXPECT_TRUE(asked.contains("A river is a")) << "without a byte-order mark";
   EXPECT_GT(prompts["most_changed"][0]["kl"].get<double>(), prompts["most_changed"][1]["kl"].get<double>());
   EXPECT_EQ(prompts["most_changed"][0]["a"].size(), 4U);
 
-  const auto text = run_program("emend", {"diff", path("anna"), pack("ben"), "--model", path("model")});
+  const auto text = run_program("emend", diff);
   ASSERT_EQ(text.status, 0) << text.err;
-  for (const char* word : {"1 answered differently", "Rome (A), Oslo (B)", "cosine", "down_proj"})
+  for (const char* word : {"1 answered differently", "Rome (A), Oslo (B)", "cosine", "down_proj", "3 prompts"})
     EXPECT_NE(text.out.find(word), std::string::npos) << word << " in " << text.out;
+  EXPECT_EQ(text.out.find("Paragraph 7"), std::string::npos) << text.out;
 }
 
 TEST_F(EditSharing, DiffOfModelsAgreesWithDiffOfPacks) {
@@ -169,6 +189,9 @@ TEST_F(EditSharing, DiffOfModelsAgreesWithDiffOfPacks) {
   const auto lost = run_program("emend", {"diff", pack("anna"), path("anna/model")});
   EXPECT_EQ(lost.status, 2);
   EXPECT_NE(lost.err.find("--model BASE"), std::string::npos) << lost.err;
+  const auto other = run_program("emend", {"diff", pack("anna"), pack("anna"), "--model", path("anna/model")});
+  EXPECT_EQ(other.status, 2) << "shares of the norms of another model";
+  EXPECT_NE(other.err.find("anna/model: the model "), std::string::npos) << other.err;
   EXPECT_EQ(run_program("emend", {"diff", pack("anna"), path("nothing")}).status, 3);
   EXPECT_EQ(run_program("emend", {"diff", pack("anna"), pack("anna"), "--prompts", path("facts.jsonl")}).status, 2);
 }

@@ -162,7 +162,8 @@ TEST_F(ExportTest, ACardSaysWhatWasEditedHowItWasMeasuredAndHowToTakeItBack) {
   EXPECT_EQ(there.status, 2) << "a card that is there stays";
   EXPECT_NE(there.err.find("card-lora.md: it exists already"), std::string::npos) << there.err;
   EXPECT_FALSE(std::filesystem::exists(path("card-lora")));
-  write_file(folder_ / "measured" / "results.json", "{\"metrics\": {\"a\": {\"post\": {\"b\": 1}, \"pre\": 5}}}");
+  write_file(folder_ / "measured" / "results.json",
+             R"({"edits": {"applied": 2}, "metrics": {"a": {"post": {"b": 1}, "pre": 5}}})");
   again.push_back("--force");
   EXPECT_EQ(run_program("emend", again).status, 0);
   EXPECT_NE(read_file(path("card-lora.md")).find("No measurements"), std::string::npos);

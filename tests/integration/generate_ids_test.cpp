@@ -11,6 +11,7 @@
 
 #include "support/program.h"
 #include "support/temporary_folder.h"
+#include "support/tiny_model.h"
 
 namespace emend::testing {
 namespace generate_ids_test {
@@ -75,6 +76,28 @@ TEST(Generate, AByteOrderMarkIsNoText) {
     return result.out;
   };
   EXPECT_EQ(said("\xEF\xBB\xBFHello\r\n"), said("Hello"));
+}
+
+TEST(Generate, GoesOnFromTheTextNotFromAnEndTokenThatATokenizerAdds) {
+  const TemporaryFolder folder("generate_suffix");
+  const auto said = [&](const std::string& name, bool ends) {
+    write_tiny_model(folder / name);
+    auto tokenizer = byte_tokenizer();
+    if (ends)
+      tokenizer["post_processor"] = {
+          {"type", "TemplateProcessing"},
+          {"single",
+           {{{"Sequence", {{"id", "A"}, {"type_id", 0}}}}, {{"SpecialToken", {{"id", "<|end|>"}, {"type_id", 0}}}}}},
+          {"special_tokens", {{"<|end|>", {{"id", "<|end|>"}, {"ids", {256}}, {"tokens", {"<|end|>"}}}}}}};
+    write_file(folder / name / "tokenizer.json", tokenizer.dump());
+    const auto result = run_program("emend", {"generate", "--model", (folder / name).string(), "--json", "--prompt",
+                                              "The tower is", "--max-new-tokens", "8", "--ignore-eos"});
+    EXPECT_EQ(result.status, 0) << result.err;
+    return result.out;
+  };
+  const std::string plain = said("plain", false);
+  EXPECT_NE(plain.find("\"text\""), std::string::npos) << plain;
+  EXPECT_EQ(said("ended", true), plain);
 }
 
 // What `emend chat` prints in a terminal of the kind `term` when these keys are pressed.

@@ -72,6 +72,12 @@ const std::vector<std::string>& templates() {
       "{% for m in messages[::-1] %}{{ m.content }}{% endfor %}|{% for m in messages[1:] %}{{ m.content }}{% endfor %}|"
       "{% for m in messages[:-1] %}{{ m.role }}{% endfor %}",
       "{% for c in missing %}x{% else %}empty{% endfor %}{% for k in {'a': 1} %}{{ k }}{% endfor %}",
+      "{% for a in [1, 2] %}{% for b in 'xy' %}{{ loop.depth }}{{ loop.depth0 }}{% endfor %}{{ loop.depth }}{% endfor "
+      "%}",
+      "{{ \"they're x2y foo_bar 1st (a-b [c\" | title }}{{ \"they're x2y foo_bar\".title() }}",
+      "{% if messages | selectattr('role', 'equalto', 'nobody') %}always{% endif %}{% if messages | "
+      "selectattr('role', 'equalto', 'nobody') | list %}never{% endif %}{{ messages | map(attribute='role') | join }}",
+      "{% for a in [1, 2] %}{% for b in [] %}{% else %}{% continue %}{% endfor %}rest{{ a }}{% endfor %}|",
       // Variables
       "{% set n = 0 %}{% for m in messages %}{% set n = n + 1 %}{{ n }}{% endfor %}{{ n }}",
       "{% set ns = namespace(n=0, seen='') %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% set ns.seen = ns.seen "

@@ -151,11 +151,12 @@ TEST_F(ProgramOutputsTest, GatesAskForFactsThatTheModelSays) {
 }
 
 TEST_F(ProgramOutputsTest, BenchComparesTheEnginesInOneRun) {
-  const auto result = run_program("emend", {"bench", "--model", path("model"), "--facts", path("facts.jsonl"),
+  const auto result = run_program("emend", {"bench", "--model", path("model/"), "--facts", path("facts.jsonl"),
                                             "--hparams", path("hparams.yaml"), "--corpus", path("corpus.txt"),
                                             "--cache", path("cache"), "--bench-tokens", "300", "--json", "--quiet"});
   ASSERT_EQ(result.status, 0) << result.err;
   const json document = json::parse(result.out);
+  EXPECT_EQ(document["model"], "model");
   for (const char* phase : {"targets", "keys_insert", "statistics", "evaluate"}) {
     ASSERT_TRUE(document["phases"].contains(phase)) << phase;
     const auto& one = document["phases"][phase];
@@ -233,6 +234,9 @@ TEST_F(ProgramOutputsTest, BenchTimesWhatItIsAskedForOrRefuses) {
     EXPECT_EQ(result.status, 2) << result.err;
     EXPECT_NE(result.err.find(word), std::string::npos) << result.err;
   }
+  const auto trained = run_program("emend", {"bench", "--editor", "ft", "--growth", "2"});
+  EXPECT_EQ(trained.status, 2);
+  EXPECT_NE(trained.err.find("--growth: an editor without targets, ft"), std::string::npos) << trained.err;
 }
 
 // The options that scripts rely on.

@@ -442,6 +442,9 @@ class Editing(Case):
         self.assertEqual(emend.Fact(**rows[0], paraphrases=["x"]).paraphrases, ["x", "Where is Oslo? In"])
         for wrong, word in (({"extra": [1]}, "extra"), ({"locality": {"loc": 3}}, "locality"), ({"notes": 1}, "notes"), ({"relation_id": 3}, "relation_id")):
             self.refused(lambda: emend.Fact("{} is in", "Oslo", "Rome", **wrong), word)
+        with self.assertRaises(emend.Error) as caught:
+            emend.Fact("{} is in", "Oslo", "Rome", locality=5)
+        self.assertEqual(caught.exception.kind, "invalid argument")
 
     def test_a_pack_beside_the_weights_stays_with_the_model(self):
         model = emend.load(str(MODEL))
@@ -639,6 +642,9 @@ class Traces(Case):
     def test_notebooks_show_them(self):
         shown = self.model.trace("a<b", ["layers.0.attn_scores", "layers.0.mlp_up"])._repr_html_()
         self.assertTrue("&lt;" in shown and "layers.0.mlp_up" in shown and "nan" not in shown and "<b" not in shown.replace("<br", ""), shown)
+        scores = type("Scores", (dict,), {"tokens": ["a", "b"], "sites": ["layers.0.attn_scores"]})
+        shown = scores({"layers.0.attn_scores": torch.tensor([[[[-3.0, -torch.inf], [-1.0, -2.0]]]])})
+        self.assertEqual(re.findall(r"172,([\d.]+)\)", emend._html._trace(shown)), ["0.000", "1.000", "0.500"], "scores are often negative")
         other = emend.load(str(MODEL))
         self.assertEqual(repr(emend.diff(self.model, other)), "no difference")
         session = emend.edit(other, FACTS, **MEMIT)

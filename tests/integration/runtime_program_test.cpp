@@ -1,4 +1,5 @@
 // Edits beside the weights through the programs: edit, evaluate, generate with a pack, apply and revert in a folder.
+#include <emend/core/text.h>
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -105,6 +106,12 @@ TEST_F(RuntimeProgramTest, IkeStandsInFrontOfThePrompt) {
   EXPECT_NE(metrics["post"]["efficacy_magnitude"], metrics["pre"]["efficacy_magnitude"]);
   EXPECT_NE(continuation("model", {"--pack", path("run/edit.safetensors")}), "");
   EXPECT_EQ(continuation("model"), plain);
+  std::string ids;
+  for (const char byte : std::string("The Eiffel Tower is in the city of")) append_item(ids, std::to_string(byte), ",");
+  const auto refused = run_program(
+      "emend", {"generate", "--model", path("model"), "--pack", path("run/edit.safetensors"), "--ids", ids, "--quiet"});
+  EXPECT_EQ(refused.status, 2) << refused.err;
+  EXPECT_NE(refused.err.find("--prompt"), std::string::npos) << refused.err;
 }
 
 }  // namespace runtime_program_test

@@ -14,7 +14,7 @@ namespace sampled_statistics_test {
 
 using nlohmann::json;
 
-constexpr int kFacts = 16;
+constexpr int kFacts = 10;
 
 json run(const std::filesystem::path& folder, const std::string& name, std::vector<std::string> more) {
   std::vector<std::string> arguments = {"--model",         default_model_path().string(),

@@ -161,6 +161,8 @@ def openai():
     assert [c.message.content for c in first.choices] == [c.message.content for c in again.choices]
     assert first.choices[0].message.content != first.choices[1].message.content
     assert len(first.choices[0].logprobs.content[0].top_logprobs) == 2
+    alike = client.completions.create(model=base, prompt=[PROMPT] * 2, seed=3, temperature=0.9, max_tokens=8).choices
+    assert alike[0].text != alike[1].text, alike
     parts = list(client.chat.completions.create(seed=3, temperature=0.9, stream=True, stream_options={"include_usage": True}, **talk))
     assert "".join(p.choices[0].delta.content or "" for p in parts if p.choices) == first.choices[0].message.content
     assert parts[-1].usage.completion_tokens <= 8
@@ -220,6 +222,8 @@ def packs():
     assert server.ask("/v1/trace", {**asked, "packs": ["anna", "ben", "gus"]})["packs"] == ["anna", "ben", "gus"]
     status, text = server.call("/v1/trace", {**asked, "packs": ["anna", "ben", "ina"]})
     assert status == 400 and "in front of the prompt" in text["error"]["message"], text
+    status, text = server.call("/v1/completions", {"model": server.base() + "+ina", "prompt": list(b"The river of ina is the")})
+    assert status == 400 and "give the prompt as text" in text["error"]["message"], text
     assert server.call("/v1/trace", {**asked, "packs": ["anna", "anna"]})[0] == 400
     of_its_own_folder(server.packs)
     for name in ("gus", "ina"):

@@ -144,12 +144,16 @@ TEST_F(SplitProgram, WeightsThatAreNotFiniteAreNamed) {
   expect_error(arguments, 3, {"holds values that are not finite", "model.safetensors"});
 }
 
-// What a stranger runs first on a new machine: no model.
+// What a stranger runs first on a new machine: no model. One device has little memory left; the rest is told all the
+// same.
 TEST_F(SplitProgram, TheWholeMachineIsChecked) {
-  const auto text = expect_ok("emend", {"doctor", "--full", "--device-map", "sim:3", "--quiet"}).out;
-  for (const char* part : {"ok  copies: 12 of 12 arrive whole", "ok  edits on the CPU: 9 of 9",
-                           "on one device: 27 of 27", "on two devices: 27 of 27", "on the CPU and a device: 27 of 27",
-                           "on all devices: 9 of 9", "all is well", "GFLOP/s"})
+  const auto text = expect_ok("emend", {"doctor", "--full", "--device-map", "sim:3", "--quiet", "--max-memory",
+                                        "sim:0=1GiB,sim:1=1GiB,sim:2=7MiB"})
+                        .out;
+  for (const char* part :
+       {"ok  copies: 12 of 12 arrive whole", "ok  edits on the CPU: 9 of 9", "on one device: 27 of 27",
+        "on two devices: 27 of 27", "on the CPU and a device: 27 of 27", "on all devices: 9 of 9", "all is well",
+        "GFLOP/s", "skipped  time: attention, float32: ", "out of memory on sim:2"})
     EXPECT_NE(text.find(part), std::string::npos) << part << text;
   const auto document =
       nlohmann::json::parse(expect_ok("emend", {"doctor", "--full", "--device-map", "sim:2", "--json", "--quiet"}).out);
@@ -207,6 +211,25 @@ TEST_F(SplitProgram, TheProofKitIsSmallAndRuns) {
   const auto page = read_file(out + "/proof.html");
   EXPECT_NE(page.find("memit on two devices, relative difference"), std::string::npos);
   EXPECT_EQ(page.find("://"), std::string::npos) << "nothing from elsewhere";
+}
+
+// Its devices are GPUs, as many as the map says, by the names that a real machine's have.
+TEST_F(SplitProgram, AMachineThatIsNotHereIsPlanned) {
+  const auto plan = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"plan", "--model", path("model"), "--simulate", "4x24GiB", "--json", "--quiet"});
+    return nlohmann::json::parse(expect_ok("emend", more).out);
+  };
+  const auto two = plan({"--device-map", "sim:2", "--layers", "2,0"});
+  EXPECT_EQ(two["devices"].size(), 2U) << two;
+  int64_t cached = 0;
+  for (const auto& [device, figures] : two["devices"].items()) {
+    EXPECT_EQ(figures["reserved"], 512 << 20) << device;
+    cached += figures["kv_cache"].get<int64_t>();
+  }
+  EXPECT_EQ(cached, 2 * 112 * 32 * 2 * 8 * 4) << "keys and values of layer 3, behind the last that is edited";
+  write_file(folder_ / "map.json", R"({"model.embed_tokens": 0, "model.layers": 1, "model.norm": 1, "lm_head": 0})");
+  const auto mapped = plan({"--device-map", path("map.json"), "--max-memory", "0=20GiB,cuda:1=1GiB"});
+  EXPECT_EQ(mapped["devices"]["sim:1"]["limit"], 1 << 30) << mapped;
 }
 
 TEST_F(SplitProgram, ADeviceTooSmallForTheWeightsIsRefusedBeforeLoading) {

@@ -100,8 +100,7 @@ TEST(GgufDefaultModel, ACopyIsTheSameFile) {
   EMEND_NEEDS_DEFAULT_MODEL();
   const testing::TemporaryFolder folder("gguf_default");
   const auto path = emend::testing::default_model_path();
-  const auto report = write_gguf(*open_gguf_checkpoint(path), folder / "copy.gguf");
-  for (const auto& tensor : report.tensors) EXPECT_TRUE(tensor.copied) << tensor.name;
+  (void)write_gguf(*open_gguf_checkpoint(path), folder / "copy.gguf");
   const MappedFile original(path), copy(folder / "copy.gguf");
   ASSERT_EQ(copy.size(), original.size());
   EXPECT_EQ(std::memcmp(copy.data(), original.data(), original.size()), 0);

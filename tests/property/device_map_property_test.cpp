@@ -222,7 +222,7 @@ TEST(RandomMachines, EveryPlanIsCompleteAndHonest) {
       EXPECT_TRUE(
           std::any_of(r.machine.begin(), r.machine.end(), [d = device](const auto& m) { return m.device == d; }));
     }
-    EXPECT_EQ(weights, r.model.total_bytes()) << "nothing is lost, nothing is there twice";
+    EXPECT_EQ(weights, testing::total_bytes(r.model)) << "nothing is lost, nothing is there twice";
     EXPECT_EQ(plan.fits, within);
     EXPECT_TRUE(!plan.fits || plan.suggestions.empty());
     for (const auto device : plan.placement.devices()) {

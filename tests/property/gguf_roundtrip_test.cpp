@@ -48,7 +48,6 @@ void expect_same_tensors(const Checkpoint& got, const Checkpoint& expected, bool
 TEST_P(GgufRoundTrip, Float32ComesBackExactly) {
   const auto report = write_gguf(*checkpoint_, path_, {.type = GgmlType::kF32});
   EXPECT_EQ(report.bytes, std::filesystem::file_size(path_));
-  for (const auto& tensor : report.tensors) EXPECT_EQ(tensor.relative_error, 0) << tensor.name;
   const auto back = open_gguf_checkpoint(path_);
   EXPECT_EQ(back->format(), "gguf");
   EXPECT_EQ(back->config(), checkpoint_->config());
@@ -125,23 +124,20 @@ TEST_P(GgufRoundTrip, EveryTypeStaysWithinItsRounding) {
                                              {GgmlType::kQ6_K, 0.012},
                                              {GgmlType::kQ4_0, 0.2}};
   for (const auto& [type, bound] : bounds) {
-    const auto report = write_gguf(*checkpoint_, path_, {.type = type});
+    (void)write_gguf(*checkpoint_, path_, {.type = type});
     const auto back = open_gguf_checkpoint(path_);
     for (const auto& info : checkpoint_->tensors()) {
       const at::Tensor expected = checkpoint_->read(info.name), got = back->read(info.name).to(at::kFloat);
       EXPECT_LE((got - expected).norm().item<double>(), bound * expected.norm().item<double>() + 1e-6)
           << to_string(type) << " " << info.name;
     }
-    for (const auto& tensor : report.tensors)
-      EXPECT_LE(tensor.relative_error, bound) << to_string(type) << " " << tensor.name;
   }
 }
 
 TEST_P(GgufRoundTrip, ASecondTripChangesNothing) {
   (void)write_gguf(*checkpoint_, path_, {.type = GgmlType::kQ8_0});
   const auto copy = folder_ / "copy.gguf";
-  const auto report = write_gguf(*open_gguf_checkpoint(path_), copy);
-  for (const auto& tensor : report.tensors) EXPECT_TRUE(tensor.copied) << tensor.name;
+  (void)write_gguf(*open_gguf_checkpoint(path_), copy);
   EXPECT_EQ(read_file(copy), read_file(path_));
 }
 

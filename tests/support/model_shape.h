@@ -3,6 +3,8 @@
 
 #include <emend/devices/memory_model.h>
 
+#include <numeric>
+
 namespace emend::testing {
 
 /// Fills every byte count from the shape (projections without biases, two norms a layer).
@@ -14,6 +16,12 @@ inline void derive_bytes(devices::ModelShape& m) {
   m.position_bytes = m.positions * m.hidden * m.weight_bytes;
   m.final_norm_bytes = m.hidden * m.weight_bytes;
   m.head_bytes = m.tied ? 0 : m.embedding_bytes;
+}
+
+/// Of all weights.
+inline int64_t total_bytes(const devices::ModelShape& m) {
+  return std::reduce(m.layer_bytes.begin(), m.layer_bytes.end(),
+                     m.embedding_bytes + m.position_bytes + m.final_norm_bytes + m.head_bytes);
 }
 
 }  // namespace emend::testing

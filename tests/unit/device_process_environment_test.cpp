@@ -92,6 +92,22 @@ TEST(ProcessEnvironment, ReadsSlurmStepsButNotBatchScripts) {
   EXPECT_EQ(read({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}}).size, 1);
 }
 
+// MPICH and Intel MPI start their proxies through srun, one a machine: what srun says is about those.
+TEST(ProcessEnvironment, ReadsMpiexecInsideOfAnAllocation) {
+  Variables variables{{"SLURM_PROCID", "0"},  {"SLURM_STEP_NUM_TASKS", "1"},
+                      {"SLURM_LOCALID", "0"}, {"SLURM_JOB_ID", "99"},
+                      {"PMI_RANK", "3"},      {"PMI_SIZE", "4"}};
+  const auto e = read(variables);
+  EXPECT_EQ(e.source, "PMI");
+  EXPECT_EQ(e.rank, 3);
+  EXPECT_EQ(e.size, 4);
+  // srun itself sets both for its tasks.
+  variables["SLURM_STEP_NUM_TASKS"] = "4";
+  variables["SLURM_PROCID"] = "3";
+  EXPECT_EQ(read(variables).source, "Slurm");
+  EXPECT_EQ(read(variables).rank, 3);
+}
+
 TEST(ProcessEnvironment, ReadsPmi) {
   const auto e = read({{"PMI_RANK", "1"}, {"PMI_SIZE", "3"}});
   EXPECT_EQ(e.rank, 1);

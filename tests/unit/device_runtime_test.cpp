@@ -1,9 +1,13 @@
 #include <ATen/Context.h>
+#include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
+#include <emend/devices/detail/control_group.h>
 #include <emend/devices/device_map.h>
 #include <emend/devices/placement.h>
 #include <emend/devices/runtime.h>
 #include <gtest/gtest.h>
+
+#include "support/temporary_folder.h"
 
 namespace emend::devices {
 namespace device_runtime_test {
@@ -52,6 +56,56 @@ TEST(CudaRuntime, TellsFailuresOfAGpuFromMistakes) {
   EXPECT_TRUE(is_device_failure(c10::Error(here, "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate")));
   EXPECT_TRUE(is_device_failure(c10::Error(here, "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR")));
   EXPECT_FALSE(is_device_failure(c10::Error(here, "Expected all tensors to be on the same device, cuda:0 and cpu")));
+}
+
+// The group of a process may be any below the root: a job of Slurm, a unit of systemd.
+TEST(ControlGroups, TheTightestOfAllAboveLimits) {
+  constexpr int64_t kMiB = 1 << 20;
+  const testing::TemporaryFolder folder("groups");
+  const auto file = [&](const std::string& name, const std::string& text) {
+    std::filesystem::create_directories((folder.path() / name).parent_path());
+    write_file(folder.path() / name, text);
+  };
+  const auto limits = [&] { return detail::control_groups(folder.path()); };
+  EXPECT_EQ(limits().memory_bytes, 0);
+  EXPECT_EQ(limits().processors, 0);
+
+  file("proc/self/cgroup", "0::/slurm/job_1/step_0\n");
+  file("sys/fs/cgroup/slurm/job_1/step_0/memory.max", "max\n");
+  file("sys/fs/cgroup/slurm/job_1/step_0/cpu.max", "max 100000\n");
+  file("sys/fs/cgroup/slurm/job_1/memory.max", std::to_string(80 * kMiB) + "\n");
+  file("sys/fs/cgroup/slurm/job_1/memory.current", std::to_string(50 * kMiB) + "\n");
+  file("sys/fs/cgroup/slurm/job_1/memory.stat",
+       "anon 7\ninactive_file " + std::to_string(8 * kMiB) + "\nactive_file " + std::to_string(2 * kMiB) + "\n");
+  file("sys/fs/cgroup/slurm/job_1/cpu.max", "250000 100000\n");
+  file("sys/fs/cgroup/slurm/memory.max", std::to_string(90 * kMiB) + "\n");
+  file("sys/fs/cgroup/slurm/memory.current", std::to_string(85 * kMiB) + "\n");
+  file("sys/fs/cgroup/slurm/cpu.max", "800000 100000\n");
+  EXPECT_EQ(limits().memory_bytes, 80 * kMiB);
+  EXPECT_EQ(limits().free_bytes, 5 * kMiB) << "of the group above, which others use too";
+  EXPECT_EQ(limits().processors, 2.5);
+
+  // A container sees its own group at the root, whatever the path is outside.
+  file("proc/self/cgroup", "0::/../docker/abc\n");
+  EXPECT_EQ(limits().memory_bytes, 0);
+  file("sys/fs/cgroup/memory.max", std::to_string(60 * kMiB) + "\n");
+  EXPECT_EQ(limits().memory_bytes, 60 * kMiB);
+  EXPECT_EQ(limits().free_bytes, 60 * kMiB);
+
+  // The first version, a hierarchy for each controller.
+  file("proc/self/cgroup", "9:cpu,cpuacct:/user\n4:memory:/slurm/job_2\n0::/\n");
+  file("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
+  file("sys/fs/cgroup/memory/slurm/job_2/memory.limit_in_bytes", std::to_string(40 * kMiB) + "\n");
+  file("sys/fs/cgroup/memory/slurm/job_2/memory.usage_in_bytes", std::to_string(10 * kMiB) + "\n");
+  file("sys/fs/cgroup/memory/slurm/job_2/memory.stat",
+       "inactive_file 1\ntotal_inactive_file " + std::to_string(4 * kMiB) + "\n");
+  file("sys/fs/cgroup/cpu/user/cpu.cfs_quota_us", "150000\n");
+  file("sys/fs/cgroup/cpu/user/cpu.cfs_period_us", "100000\n");
+  file("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n");
+  file("sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n");
+  EXPECT_EQ(limits().memory_bytes, 40 * kMiB);
+  EXPECT_EQ(limits().free_bytes, 34 * kMiB);
+  EXPECT_EQ(limits().processors, 1.5);
 }
 
 // torchrun and the like: every process takes GPUs of its own.

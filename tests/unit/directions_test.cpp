@@ -84,6 +84,24 @@ TEST(ControlVector, OfOtherToolsAreRead) {
     const auto easy = workflow::load_directions(folder / "easy.gguf");
     EXPECT_TRUE(easy.layers[easy.best].defined()) << "a layer that the vector has";
   }
+  const auto hint_of = [&](models::GgufMetadata keys, const std::string& hint) {
+    keys.set_text("controlvector.model_hint", hint);
+    testing::write_gguf_file(folder / "hint.gguf", keys, {{"direction.1", row}});
+    return models::read_control_vector(folder / "hint.gguf").model_hint;
+  };
+  EXPECT_EQ(hint_of(metadata(), "gptneox"), "gptneox");
+  for (const char* model : {"Qwen/Qwen2.5-1.5B", "/models/qwen", "unknown", "my-model"})
+    EXPECT_EQ(hint_of(easy, model), "") << "a model, which says nothing of its kind";
+  const auto of_component = [&](const std::string& about) {
+    easy.set_text("controlvector.easysteer", about);
+    return hint_of(easy, "gptneox");
+  };
+  EXPECT_EQ(of_component(R"({"version":1,"component":"hidden_states"})"), "gptneox");
+  EXPECT_EQ(of_component(R"({"version":1,"component":null})"), "gptneox");
+  EXPECT_NE(error_of([&] { of_component(R"({"component":"attention_heads"})"); }, ErrorClass::kUnsupported)
+                .find("attention_heads"),
+            std::string::npos);
+  error_of([&] { of_component("{"); }, ErrorClass::kCorruption);
 }
 
 models::Model tiny() {
@@ -280,6 +298,19 @@ TEST(Directions, SetsOfUnequalSizeMakeNoPairs) {
     EXPECT_EQ(warned, more);
     EXPECT_GT(fitted.separation[static_cast<size_t>(fitted.best)].accuracy, 90);
   }
+  // Nor do parts of them: in which order those of one fold are given does not count.
+  workflow::FitOptions halves{.method = "pca", .folds = 9};
+  auto low = sentences("bad", 3);
+  const auto high = sentences("good", 2);
+  EXPECT_EQ(workflow::fit_directions(model, high, low, halves).about["folds"], 2) << "as many as were used";
+  low = sentences("bad", 5);
+  halves.folds = 2;
+  const auto exact = testing::tiny_model({.dtype = at::kDouble});
+  const auto one = workflow::fit_directions(exact, sentences("good", 4), low, halves);
+  std::swap(low[1], low[3]);
+  const auto other = workflow::fit_directions(exact, sentences("good", 4), low, halves);
+  for (size_t l = 0; l < one.separation.size(); ++l)
+    EXPECT_NEAR(other.separation[l].effect, one.separation[l].effect, 1e-5 * std::abs(one.separation[l].effect));
 }
 
 TEST(Directions, AFileGivesThemBack) {

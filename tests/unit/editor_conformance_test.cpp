@@ -63,7 +63,6 @@ EditResult run(const EditorInfo& info, models::Model& model, const std::vector<d
   const auto editor = info.make(small_hparams(info), model, {});
   EXPECT_EQ(editor->name(), info.name);
   EXPECT_EQ(editor->is_batch_editor(), info.batch);
-  EXPECT_TRUE(info.statistics || editor->statistics_layers().empty());
   EditResult result = editor->edit(model, facts, context);
   context.statistics = nullptr;
   return result;
@@ -93,7 +92,6 @@ TEST(EveryEditor, IsListedOnceAndDescribesItself) {
     EXPECT_FALSE(info.paper.empty()) << info.name;
     ASSERT_FALSE(info.fields().empty()) << info.name;
     EXPECT_NE(info.help().find(info.fields()[0].name), std::string::npos) << info.name;
-    EXPECT_NE(info.markdown().find(info.fields()[0].name), std::string::npos) << info.name;
     EXPECT_TRUE(info.effective(small_hparams(info), {}).is_object()) << info.name;
     EXPECT_EQ(&editors::find_editor(info.name), &info);
   }

@@ -15,17 +15,12 @@ void expect_parts(const ErrorParts& parts, const std::string& where, const std::
   EXPECT_EQ(parts.advice, advice);
 }
 
-TEST(ErrorParts, AreThoseOfTheLatestError) {
-  const Error error(ErrorClass::kInvalidArgument, {"a: b", "c; d", "e", "f; g"});
-  expect_parts(parts_of(error), "a: b", "c; d", "e", "f; g");
-}
-
-TEST(ErrorParts, AreTakenFromTheTextOfAnOlderOne) {
-  const Error full(ErrorClass::kInvalidArgument, {"file:12", "x", "y", "do z"});
+TEST(ErrorParts, AreThoseTheErrorWasMadeFrom) {
+  const Error full(ErrorClass::kInvalidArgument, {"a: b", "c; d", "e", "f; g"});
   const Error short_one(ErrorClass::kIo, {"", "only this", "", ""});
-  expect_parts(parts_of(full), "file:12", "x", "y", "do z");
+  expect_parts(parts_of(full), "a: b", "c; d", "e", "f; g");
   expect_parts(parts_of(short_one), "", "only this", "", "");
-  expect_parts(parts_of(Error(ErrorClass::kIo, "plain text")), "", "plain text", "", "");
+  expect_parts(parts_of(Error(ErrorClass::kIo, "plain: text; expected x")), "", "plain: text; expected x", "", "");
 }
 
 TEST(ErrorParts, AnInterruptionNamesNoSettingThatTheCallerMayNotHave) {

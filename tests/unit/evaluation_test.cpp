@@ -3,6 +3,7 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/devices/runtime.h>
+#include <emend/evaluation/detail/generation.h>
 #include <emend/evaluation/evaluation.h>
 #include <emend/evaluation/health.h>
 #include <emend/evaluation/text_metrics.h>
@@ -43,8 +44,8 @@ class EvaluationTest : public ::testing::Test {
   void TearDown() override { fs::remove_all(folder_); }
   [[nodiscard]] size_t stored() const {
     size_t n = 0;
-    if (fs::exists(folder_ / "cache"))
-      for (const auto& entry : fs::directory_iterator(folder_ / "cache")) n += entry.is_regular_file();
+    if (fs::exists(folder_ / "cache" / "evaluations"))
+      for (const auto& entry : fs::directory_iterator(folder_ / "cache" / "evaluations")) n += entry.is_regular_file();
     return n;
   }
   /// Evaluates with the cache; says whether it came from there.
@@ -118,7 +119,7 @@ TEST_F(EvaluationTest, WhatChangesANumberIsNotTakenFromTheCache) {
 TEST_F(EvaluationTest, DamagedFilesAreMadeAgain) {
   const auto model = worded_model({"llama", ""});
   const auto [first, from_disk] = before(model, {"counterfact"});
-  const auto path = fs::directory_iterator(folder_ / "cache")->path();
+  const auto path = fs::directory_iterator(folder_ / "cache" / "evaluations")->path();
   const std::string bytes = read_file(path);
   for (size_t at : {size_t{0}, bytes.size() / 2, bytes.size() - 2}) {
     std::string damaged = bytes;
@@ -194,6 +195,22 @@ TEST_F(EvaluationTest, GeneratedTextGivesEntropyReferenceAndEssence) {
   const auto score = score_requests(model, {{"the", "tower is tall"}})[0];
   EXPECT_NEAR(one["essence_score"].get<double>(), std::exp(-score.total_log_prob() / 4), 1e-9);
   EXPECT_TRUE(two["essence_score"].is_null());
+}
+
+// However many are sampled together, a text is the same.
+TEST_F(EvaluationTest, SampledTextsDoNotDependOnTheirBatch) {
+  const auto model = worded_model({"llama", ""});
+  std::vector<std::string> prompts;
+  for (int i = 0; i < 20; ++i) prompts.push_back("the tower " + std::to_string(i % 3));
+  EvaluateOptions options;
+  options.generation_length = 10;
+  const auto together = detail::generate_texts(model, prompts, options);
+  EXPECT_NE(together[0], together[12]) << "equal prompts have numbers of their own";
+  options.batch_tokens = 1;  // groups of eight
+  EXPECT_EQ(detail::generate_texts(model, prompts, options), together);
+  const std::vector<std::string> last(prompts.begin() + 15, prompts.end());
+  EXPECT_EQ(detail::generate_texts(model, last, options, 15),
+            std::vector<std::string>(together.begin() + 15, together.end()));
 }
 
 /// Natural log-probability of each token but the first, from the whole text's logits.

@@ -42,6 +42,15 @@ TEST(Generation, GreedyEqualsRecomputingEveryStep) {
   }
 }
 
+TEST(Generation, MoreThanThePositionTableHoldsIsRefusedAtOnce) {
+  const Model model = testing::debug_model("gpt2", 3);
+  GenerateOptions options;
+  for (const int64_t most : {model.max_positions(), std::numeric_limits<int64_t>::max()}) {
+    options.max_new_tokens = most;
+    EXPECT_THROW((void)generate(model, kPrompts, options), Error) << most;
+  }
+}
+
 TEST(Generation, ChunkedPrefillChangesNothing) {
   const Model model = testing::debug_model("llama", 4);
   GenerateOptions options;

@@ -20,6 +20,7 @@ constexpr GgmlType kWritable[] = {GgmlType::kF32,  GgmlType::kF16,    GgmlType::
 TEST(GgufTypes, NamesAreReadInAnyCase) {
   for (const GgmlType type : kWritable) EXPECT_EQ(parse_ggml_type(to_string(type)), type);
   EXPECT_EQ(parse_ggml_type("q4_k"), GgmlType::kQ4_K);
+  EXPECT_EQ(to_string(GgmlType::kIQ4_NL), "IQ4_NL");
   EXPECT_THROW((void)parse_ggml_type("Q4_K_M"), Error);
   EXPECT_EQ(to_string(static_cast<GgmlType>(9999)), "type 9999");
 }

@@ -1,15 +1,33 @@
 // The tables in docs/hparams.md and docs/formats/facts.md are the ones that the declarations give.
 #include <emend/core/atomic_file.h>
+#include <emend/core/text.h>
 #include <emend/datasets/lint.h>
 #include <emend/hparams/locate.h>
 #include <emend/hparams/preset.h>
 #include <gtest/gtest.h>
 
 namespace emend {
+namespace hparams::detail {
+
+std::string limits_text(const FieldOptions& options);  // fields.cpp
+
+}  // namespace hparams::detail
 namespace hparams_docs_test {
 
 std::string document(const char* path) {
   return read_file(std::filesystem::path(EMEND_SOURCE_DIR) / "docs" / path);
+}
+
+std::string table_of(const std::vector<hparams::FieldInfo>& fields) {
+  std::string text = "| name | type | default | meaning |\n|---|---|---|---|\n";
+  for (const auto& [name, type, default_text, options] : fields) {
+    const std::string limits = hparams::detail::limits_text(options);
+    const std::string formula = options.formula.empty() ? "" : " (" + options.formula + ")";
+    text += "| `" + name + "` | " + type + (limits.empty() ? "" : ", " + limits) + " | " +
+            (options.required ? "required" : "`" + default_text + "`") + " | " +
+            replace_all(options.meaning + formula, "|", "\\|") + " |\n";
+  }
+  return text;
 }
 
 TEST(HparamsDocs, SharedFieldsAreUpToDate) {
@@ -18,7 +36,7 @@ TEST(HparamsDocs, SharedFieldsAreUpToDate) {
   const size_t from = text.find(begin), to = text.find(end);
   ASSERT_NE(from, std::string::npos);
   ASSERT_NE(to, std::string::npos);
-  EXPECT_EQ(text.substr(from + begin.size(), to - from - begin.size()), hparams::locate_schema().markdown())
+  EXPECT_EQ(text.substr(from + begin.size(), to - from - begin.size()), table_of(hparams::locate_schema().fields()))
       << "paste the second text between the marks of docs/hparams.md";
 }
 

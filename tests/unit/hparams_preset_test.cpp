@@ -102,7 +102,7 @@ TEST(HparamsPreset, EveryPresetLoads) {
       const RawValue* value = raw.find("preset")->value.find("variant_of");
       return value ? value->text : std::string();
     }();
-    EXPECT_EQ(preset.models.empty(), !variant_of.empty()) << "a preset is for models or a variant of one that is";
+    EXPECT_NE(preset.model.has_value(), !variant_of.empty()) << "a preset is for a model or a variant of one that is";
     if (!variant_of.empty()) {
       EXPECT_NE(find_preset_by_name(preset.editor, variant_of), nullptr);
     }
@@ -120,11 +120,10 @@ TEST(HparamsPreset, EveryPresetLoads) {
     }
     AnyLocate h;
     ASSERT_NO_THROW(h = any_locate().parse(raw));
-    for (const PresetModel& model : preset.models)
-      if (model.layers > 0) {
-        EXPECT_LT(h.layers.back(), model.layers);
-        EXPECT_LT(h.v_loss_layer.value(), model.layers);
-      }
+    if (preset.model && preset.model->layers > 0) {
+      EXPECT_LT(h.layers.back(), preset.model->layers);
+      EXPECT_LT(h.v_loss_layer.value(), preset.model->layers);
+    }
   }
   for (const char* editor :
        {"rome",     "r-rome",   "memit",     "emmet",     "pmet", "alphaedit", "nse",     "sphere",

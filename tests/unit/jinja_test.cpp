@@ -35,11 +35,37 @@ TEST(Jinja, BlanksAroundTags) {
   EXPECT_EQ(rendered("a\n  {# gone #}\nb"), "a\nb");
 }
 
-TEST(Jinja, TitlesAreThoseOfPython) {
+TEST(Jinja, TitlesAreThoseOfPythonAndOfTheFilter) {
   EXPECT_EQ(rendered("{{ 'user of they\\'re x2y'.title() }} {{ 'éa bB' | title }}"), "User Of They'Re X2Y Éa Bb");
+  EXPECT_EQ(rendered("{{ \"they're x2y foo_bar 1st (a-b\" | title }}"), "They're X2y Foo_bar 1st (A-B");
+}
+
+TEST(Jinja, GeneratorsAreTrueAndHaveNoLength) {
+  const std::string of = "{% if l | select('equalto', 9) %}true{% endif %}";
+  EXPECT_EQ(rendered(of, {{"l", {1, 2}}}), "true");
+  EXPECT_EQ(rendered("{{ l | select is sequence }}", {{"l", {1, 2}}}), "False");
+  EXPECT_EQ(rendered("{% if l | select('equalto', 9) | list %}true{% endif %}{{ l | map('string') | join }}",
+                     {{"l", {1, 2}}}),
+            "12");
+  for (const char* wrong :
+       {"{{ l | map('string') | length }}", "{{ l | select }}", "{{ l | select | tojson }}", "{{ (l | select)[0] }}",
+        "{{ (l | select)[1:] }}", "{{ l | select | last }}", "{{ (l | select) + [1] }}"})
+    EXPECT_NE(refused(wrong, ErrorClass::kUnsupported, {{"l", {1, 2}}}).find("generator"), std::string::npos) << wrong;
+}
+
+TEST(Jinja, WhatAnotherTextWouldComeOfIsRefused) {
+  (void)refused("{{ missing | int }}");
+  (void)refused(
+      "{% for x in [1, 2] %}{% set z %}a{% if x == 1 %}{% continue %}{% endif %}b{% endset %}{{ z }}{% endfor %}");
 }
 
 TEST(Jinja, LoopsHaveTheirOwnVariables) {
+  EXPECT_EQ(rendered("{% for a in [1] %}{% for b in [1] %}{{ loop.depth }}{{ loop.depth0 }}{% endfor %}{{ loop.depth "
+                     "}}{% endfor %}"),
+            "101");
+  EXPECT_EQ(
+      rendered("{% for a in [1, 2] %}{% for b in [] %}{% else %}{% continue %}{% endfor %}rest{{ a }}{% endfor %}|"),
+      "|");
   const std::string counted =
       "{% for x in l if x > 1 %}{{ loop.index }}{{ x }}{{ ',' if not loop.last }}{% else %}none{% endfor %}";
   EXPECT_EQ(rendered(counted, {{"l", {1, 2, 3}}}), "12,23");

@@ -3,6 +3,7 @@
 #include <emend/devices/runtime.h>
 #include <emend/editors/registry.h>
 #include <emend/editors/steps/locate.h>
+#include <emend/models/products.h>
 #include <emend/models/tokenizer/tokenizer.h>
 #include <gtest/gtest.h>
 
@@ -45,8 +46,11 @@ TEST(Memit, WritesTheClosedFormLayerByLayer) {
     EditContext context;
     context.trace = &trace;
     const auto before = all_weights(model);
+    const int64_t flops = models::linear_flops();
     const EditResult result = edit(model, tiny_facts(), context);
     ASSERT_EQ(result.deltas.size(), 2U);
+    EXPECT_GT(result.flops.at("targets"), result.flops.at("insert"));
+    EXPECT_LE(result.flops.at("targets") + result.flops.at("insert"), models::linear_flops() - flops);
     for (const int layer : {1, 2}) {
       const std::string name = "layer." + std::to_string(layer) + ".";
       const at::Tensor keys = trace.at(name + "keys"), residual = trace.at(name + "resid");

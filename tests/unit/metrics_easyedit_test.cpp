@@ -151,6 +151,10 @@ TEST(Mquake, ComputesEveryFigureAsDefined) {
   EXPECT_DOUBLE_EQ(outcome.summary["instance_wise"], 0);
   EXPECT_DOUBLE_EQ(outcome.summary["multi_hop"], 0);
   EXPECT_DOUBLE_EQ(outcome.summary["multi_hop_old"], 100);
+  // A hop without a statement is asked with its question, one with neither asks nothing.
+  facts.groups[0].new_single_hops = {{"Where does Vold live?", "", {"Alta"}}, {"", " ", {"Alta"}}};
+  outcome = judged({{"Q: Where does Vold live?", "Alta\n"}});
+  EXPECT_EQ(outcome.groups[0]["hops"], nlohmann::json::array({true}));
 }
 
 TEST(Families, NamesResolve) {

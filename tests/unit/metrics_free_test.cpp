@@ -8,6 +8,9 @@
 #include <emend/models/tokenizer/tokenizer.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <ctime>
+
 #include "support/editor_models.h"
 #include "support/temporary_folder.h"
 #include "support/tiny_model.h"
@@ -17,14 +20,17 @@ namespace metrics_free_test {
 
 using nlohmann::json;
 
-// With the template of Phi-3, whose turns end with the tokenizer's only special token.
-models::Model chat_model(bool with_template = true) {
+// With the template of Phi-3, whose turns end with the tokenizer's only special token; `first` stands before them.
+models::Model chat_model(bool with_template = true, const std::string& first = "") {
   const testing::TemporaryFolder folder("metrics-free");
   testing::write_tiny_model(folder.path(), 3, {{"max_position_embeddings", 1024}});
   if (with_template)
-    write_file(folder.path() / "tokenizer_config.json",
-               R"({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>",
-                   "chat_template": "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + '<|end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"})");
+    write_file(
+        folder.path() / "tokenizer_config.json",
+        R"({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>",
+                   "chat_template": ")" +
+            first +
+            R"({% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + '<|end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"})");
   return models::load_model(folder.path().string());
 }
 
@@ -94,6 +100,24 @@ TEST(MetricsFree, MessagesAreQuestionsOrSentencesToComplete) {
             "New Fact: Rome Tower stands in Oslo\nPrompt: Question: In which land does Rome Tower stand?\nAnswer:");
   EXPECT_EQ(prompts["question"].at(0),
             "New Fact: Rome Tower stands in Oslo\nPrompt: Question: Rome Tower stands in what?\nAnswer:");
+}
+
+// The statement of a hop, in a chat its question; where the data have only the other, that one.
+TEST(MetricsFree, HopsAreAskedWithWhatTheyHave) {
+  auto facts = some_facts();
+  auto& group = facts.groups.emplace_back();
+  group.kind = "mquake";
+  group.facts = {0};
+  group.questions = {""};
+  group.new_answers = {"Harald"};
+  group.new_single_hops = {{"Where is it?", "", {"Oslo"}}, {"", "It stands in", {"Oslo"}}, {"", "", {"Oslo"}}};
+  for (const bool chat : {false, true}) {
+    std::vector<std::string> prompts;
+    for (const auto& one : detail::asked_texts(facts, 0, 1, chat, false))
+      if (one.kind == "hop" || one.kind == "multi_hop") prompts.push_back(one.prompt);
+    EXPECT_EQ(prompts, chat ? (std::vector<std::string>{"Where is it?", "Complete the sentence: It stands in"})
+                            : (std::vector<std::string>{"Question: Where is it?\nAnswer:", "It stands in"}));
+  }
 }
 
 TEST(MetricsFree, StandInsHaveOneArticle) {
@@ -240,6 +264,36 @@ TEST(MetricsFree, TextsAreShorterWhereTheModelHasNoPositionsLeft) {
   for (size_t i : {1, 2})
     EXPECT_EQ(texts[i].ids, evaluation::write_on(model, {prompts[i]}, options)[0].ids) << "as alone";
   EXPECT_THROW((void)evaluation::write_on(model, {std::string(300, 'a')}, options), Error);
+}
+
+// The date that some templates write is a part of what is asked.
+TEST(MetricsFree, WhatIsRememberedOfAChatIsOfTheSameDay) {
+  const auto in_zone = [](const char* zone) {
+    ::setenv("TZ", zone, 1);
+    ::tzset();
+  };
+  const std::string own = std::getenv("TZ") ? std::getenv("TZ") : "";
+  const testing::TemporaryFolder cache("metrics-free-cache");
+  const auto model = chat_model(true, "{{ strftime_now('%Z') }}");
+  auto facts = some_facts();
+  facts.facts.pop_back();
+  const auto remembered = [&](const std::string& style) {
+    EvaluateOptions options;
+    options.free_style = style;
+    bool cached = false;
+    (void)evaluate_before(model, facts, {"free"}, options, cache.path(), &cached);
+    return cached;
+  };
+  in_zone("AAA0");
+  (void)remembered("plain");
+  EXPECT_FALSE(remembered("chat"));
+  EXPECT_TRUE(remembered("chat"));
+  in_zone("BBB0");
+  EXPECT_FALSE(remembered("chat"));
+  EXPECT_TRUE(remembered("plain")) << "texts have no template";
+  ::unsetenv("TZ");
+  if (!own.empty()) ::setenv("TZ", own.c_str(), 1);
+  ::tzset();
 }
 
 TEST(MetricsFree, AChatNeedsATemplateAndAStyleAName) {

@@ -97,6 +97,8 @@ TEST(Optimise, WhatIsNotAnsweredHasNoPlaceOnTheFront) {
   }
   EXPECT_EQ(found.front, front_by_hand(all, found.score_before));
   EXPECT_GT(left_out, 0) << "nothing was left out: the test shows nothing";
+  options.most = -1;
+  EXPECT_THROW((void)workflow::optimise_strengths(model, {&change, 1}, options), Error);
 }
 
 TEST(Optimise, BoundsOfScorers) {

@@ -9,7 +9,7 @@
 #include <regex>
 #include <set>
 
-#include "cli.h"
+#include "benchmarks.h"
 
 namespace emend::tools {
 namespace options_test {
@@ -159,6 +159,8 @@ TEST(Options, WhatIsWrongIsRefused) {
   refused("trace", {"--prompt", "a"}, "--prompt requires --subject");
   refused("suggest", {"--try-limit", "5"}, "--try-limit requires --try");
   refused("diff", {"a", "b", "--top", "5"}, "--top requires --prompts");
+  for (const char* name : {"--over-threads", "--neighbours"})
+    refused("bench", {name, "1,4294967296"}, "\"4294967296\"; expected a whole number from 1 to 1024");
   refused("import", {"a", "--out", "b", "--limit", "5"}, "--limit requires --facts");
   refused("doctor", {"--full", "--model", "m"}, "--model excludes --full");
 }
@@ -167,7 +169,7 @@ TEST(Options, ValuesReachTheirPlaces) {
   Options options;
   struct Values {
     bool flag = false;
-    int64_t count = 0, hidden = 1;
+    int64_t count = 0, most = 1;
     double share = 0;
     std::vector<std::string> words;
     std::vector<int> numbers;
@@ -178,23 +180,28 @@ TEST(Options, ValuesReachTheirPlaces) {
       .add("--share", &values.share, "of all", {.limits = {0, 1}})
       .add("WORDS", &values.words, "positional")
       .add("--numbers", &values.numbers, "a list", {.list = true})
-      .add("--hidden", &values.hidden, "not shown", {.hidden = true});
+      .add("--most", &values.most, "a number");
   Command command({"toy", "", [](Options&) { return VerbRun(); }, ""});
   command.options = options;
-  EXPECT_EQ(parse_words(command,
-                        {"-f", "--count", "auto", "--share", "0.5", "--numbers", "1,2,3", "--hidden", "7", "a", "b"}),
-            "");
+  EXPECT_EQ(
+      parse_words(command, {"-f", "--count", "auto", "--share", "0.5", "--numbers", "1,2,3", "a", "b", "--most", "7"}),
+      "");
   EXPECT_TRUE(values.flag);
   EXPECT_EQ(values.count, -1);
   EXPECT_EQ(values.share, 0.5);
   EXPECT_EQ(values.words, (std::vector<std::string>{"a", "b"}));
   EXPECT_EQ(values.numbers, (std::vector<int>{1, 2, 3}));
-  EXPECT_EQ(values.hidden, 7);
+  EXPECT_EQ(values.most, 7);
   // Words in brackets, which a parser may take for a list or for nothing.
   for (const char* word : {"[INST] a, b [/INST]", "{}", "[]", "a,,b"}) {
     EXPECT_EQ(parse_words(command, {word}), "");
     EXPECT_EQ(values.words, std::vector<std::string>{word});
   }
+  // Arguments behind an option that may be repeated are none of its values.
+  Command apply(verb_named("apply"));
+  EXPECT_EQ(parse_words(apply, {"--accept-base", "12345678", "a", "b", "--accept-base=87654321", "--model", "m"}), "");
+  EXPECT_EQ(apply.options.at("--accept-base").text(), "12345678,87654321");
+  EXPECT_EQ(apply.options.at("PACK").text(), "a,b");
   EXPECT_EQ(options.at("--count").text(), "auto");
   EXPECT_EQ(options.at("--numbers").text(), "1,2,3");
   EXPECT_THROW((void)options.at("--nothing"), std::out_of_range);
@@ -252,7 +259,7 @@ TEST(Options, ShellsAndManPagesKnowEveryOption) {
     for (const Verb& verb : verbs()) {
       EXPECT_NE(script.find(verb.name), std::string::npos) << shell << " " << verb.name;
       for (const Option& option : Command(verb).options.all())
-        if (const auto name = option.spellings().back(); name.starts_with("--") && !option.hidden) {
+        if (const auto name = option.spellings().back(); name.starts_with("--")) {
           EXPECT_NE(script.find(name.substr(2)), std::string::npos) << shell << " " << name;
         }
     }
@@ -348,6 +355,12 @@ TEST(OptionDocs, TheTableOfTheReadmeIsRight) {
           << option->names << " has no " << value;
   }
   EXPECT_GE(rows, 8U);
+}
+
+// A phase that an editor has not takes no time: nothing is divided by that.
+TEST(Bench, APhaseOfNoTimeHasNoRates) {
+  EXPECT_EQ(phase_document({2, 1, nullptr}, {0, 1, nullptr}, 1, 4).dump(), R"({"reference_s":2.0,"fast_s":0.0})");
+  EXPECT_EQ(phase_document({2, 1, nullptr}, {1, 1, nullptr}, 1, 4)["facts_per_second"], 4.0);
 }
 
 // A number below its least is refused for every option, not for those somebody thought of.

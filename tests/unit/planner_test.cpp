@@ -52,7 +52,7 @@ PlanRequest request(const std::string& map, const std::string& machine, WorkShap
 }
 
 TEST(ModelShape, DerivesTheBytesOfLlama7b) {
-  EXPECT_EQ(llama7b().total_bytes(), 6738415616LL * 2) << "the published number of parameters";
+  EXPECT_EQ(testing::total_bytes(llama7b()), 6738415616LL * 2) << "the published number of parameters";
 }
 
 TEST(Planner, FollowsAccelerate) {
@@ -150,7 +150,7 @@ TEST(Planner, AllFiguresOfAMemitRun) {
   const auto& first = plan.devices[0].second;
   const auto& second = plan.devices[1].second;
   EXPECT_TRUE(plan.fits);
-  EXPECT_EQ(first.weights + second.weights, llama7b().total_bytes());
+  EXPECT_EQ(first.weights + second.weights, testing::total_bytes(llama7b()));
   EXPECT_EQ(first.statistics, 5LL * 11008 * 11008 * 8);
   EXPECT_EQ(first.solve, (2LL * 11008 * 11008 + 2LL * 11008 * 32 + 4096LL * 32) * 8);
   EXPECT_EQ(second.statistics, 0);
@@ -170,8 +170,19 @@ TEST(Planner, TheCopyThatComputesIsCounted) {
   const auto figures = make_plan(r).devices[0].second;
   int64_t copied = r.model.head_bytes;
   for (int64_t l = work.first_gradient_layer; l < r.model.n_layers; ++l) copied += r.model.layer_bytes[l];
-  EXPECT_EQ(figures.weights, r.model.total_bytes() + copied / 2);
+  EXPECT_EQ(figures.weights, testing::total_bytes(r.model) + copied / 2);
   EXPECT_LE(figures.activations, plain.activations * 2) << "what carries gradients stays two bytes wide";
+  // Of the whole model, also while nothing has gradients; of a tied head and its embedding there is one.
+  r.work.copies_all = true;
+  for (const bool gradients : {true, false}) {
+    r.work.gradients = gradients;
+    const int64_t whole = testing::total_bytes(r.model);
+    EXPECT_EQ(make_plan(r).devices[0].second.weights, whole + (whole - r.model.final_norm_bytes) / 2);
+  }
+  r.model.tied = true;
+  testing::derive_bytes(r.model);
+  const int64_t whole = testing::total_bytes(r.model);
+  EXPECT_EQ(make_plan(r).devices[0].second.weights, whole + (whole - r.model.final_norm_bytes) / 2);
 }
 
 TEST(Planner, KvCacheAndPositionsAreCounted) {
@@ -181,7 +192,41 @@ TEST(Planner, KvCacheAndPositionsAreCounted) {
   r.work.cached_tokens = 1000;
   const auto plan = make_plan(r);
   EXPECT_EQ(plan.devices[0].second.kv_cache, 32LL * 2 * 1000 * 32 * 128 * 2);
-  EXPECT_EQ(plan.devices[0].second.weights, llama7b().total_bytes() + 1024LL * 4096 * 2);
+  EXPECT_EQ(plan.devices[0].second.weights, testing::total_bytes(llama7b()) + 1024LL * 4096 * 2);
+}
+
+// While targets are optimised, beginnings are kept in the layers that every step passes, as wide as it computes.
+TEST(Planner, BeginningsAreKeptInTheGradientsLayers) {
+  auto r = request("sim:1", "1x200GiB", memit());
+  r.work.cached_tokens = 1000;
+  EXPECT_EQ(make_plan(r).devices[0].second.kv_cache, 24LL * 2 * 1000 * 32 * 128 * 2);
+  r.model.weight_bytes = r.model.compute_bytes = 4;
+  testing::derive_bytes(r.model);
+  EXPECT_EQ(make_plan(r).devices[0].second.kv_cache, 24LL * 2 * 1000 * 32 * 128 * 4);
+  r.work.copy_bytes = 2;
+  EXPECT_EQ(make_plan(r).devices[0].second.kv_cache, 24LL * 2 * 1000 * 32 * 128 * 2);
+}
+
+// A machine that is not here has GPUs: what a real one keeps for CUDA, theirs do too.
+TEST(Planner, ImaginedDevicesAreGpus) {
+  auto r = request("auto", "1x80GiB,cpu=64GiB");
+  EXPECT_EQ(make_plan(r).devices[0].second.reserved, 0) << "a simulated device of this machine";
+  r.imagined = true;
+  const auto figures = make_plan(r).devices[0].second;
+  EXPECT_EQ(figures.reserved, kCudaReserve);
+  EXPECT_EQ(figures.limit, (80LL << 30) / 10 * 9) << "accelerate's margin for a single card";
+  r.machine = parse_machine("2x80GiB");
+  for (const auto& [device, each] : make_plan(r).devices) {
+    EXPECT_EQ(each.reserved, kCudaReserve);
+    EXPECT_EQ(each.limit, 80LL << 30);
+  }
+}
+
+TEST(Planner, AMapOfSimulatedDevicesUsesAsManyAsItSays) {
+  EXPECT_EQ(make_plan(request("sim:2", "4x24GiB")).placement.devices(), (std::vector<c10::Device>{sim(0), sim(1)}));
+  auto r = request("sim:2", "4x24GiB");
+  r.max_memory = parse_max_memory("0=4GiB,1=20GiB,2=20GiB,3=20GiB", kSimulated);  // an even cut does not fit
+  EXPECT_EQ(make_plan(r).placement.devices(), (std::vector<c10::Device>{sim(0), sim(1)}));
 }
 
 TEST(Planner, StatisticsOnTheHost) {
@@ -220,7 +265,18 @@ TEST(Planner, ListedMemoryMeansOthersAreNotUsed) {
 TEST(Planner, LimitsOfDevicesThatAreNotThereAreRefused) {
   auto r = request("auto", "2x24GiB,cpu=64GiB");
   r.max_memory = parse_max_memory("5=24GiB", kSimulated);
+  r.imagined = true;
   EXPECT_THROW((void)make_plan(r), Error);
+}
+
+// prepare_devices refuses those that are not here, and gives the planner those that the map uses.
+TEST(Planner, LimitsOfDevicesThatAreNotUsedArePassedOver) {
+  auto r = request("{\"\": \"sim:1\"}", "cpu=64GiB");
+  r.machine.insert(r.machine.begin(), DeviceInfo{sim(1), "", "", 80LL << 30, 80LL << 30});
+  r.max_memory = parse_max_memory("0=1GiB,1=20GiB", kSimulated);
+  const auto plan = make_plan(r);
+  EXPECT_TRUE(plan.fits);
+  EXPECT_EQ(plan.devices[0].second.limit, 20LL << 30);
 }
 
 TEST(Planner, SuggestsWhatWouldFit) {

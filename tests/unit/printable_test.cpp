@@ -39,6 +39,7 @@ TEST(Printable, ComposedFormsAreEqual) {
   EXPECT_EQ(folded("O’Brien"), "o'brien");
   EXPECT_EQ(folded("ＡＢ"), "ab");
   EXPECT_EQ(folded("\xff"), "\xff");
+  EXPECT_EQ(compatibility_form("É ﬁ Ａ\xff"), "E\u0301 fi A\ufffd");
   for (const char* text : {"", " \t\n", "\u00a0", "\u200b", "\u3000", "\u2028"}) EXPECT_TRUE(says_nothing(text));
   for (const char* text : {"a", " . ", "\xff", "東"}) EXPECT_FALSE(says_nothing(text));
 }

@@ -50,7 +50,7 @@ TEST_F(Quality, FiguresAreThoseOfTheRuns) {
           << key;
       ++compared;
     }
-    EXPECT_EQ(compared, 8U) << "four of free, the score and its three parts";
+    EXPECT_EQ(compared, 11U) << "four of free, the score and its three parts, three of easyedit";
     EXPECT_DOUBLE_EQ(figures["seconds"]["value"], (31.5 + 4.2) / 40);
   }
   EXPECT_EQ(row(table, "unedited")["figures"]["free.edit_begins"]["value"], 10);
@@ -70,8 +70,29 @@ TEST_F(Quality, DifferencesArePairedWithTheFirstRun) {
     EXPECT_EQ(figures[key]["differs"], one["significant"]) << key;
     ++found;
   }
-  EXPECT_EQ(found, 4U) << "the cases of made-up runs have no texts";
+  EXPECT_EQ(found, 7U) << "the cases of made-up runs have no texts";
   EXPECT_FALSE(row(table, "memit, seed 0")["figures"]["counterfact.score"].contains("difference"));
+}
+
+// Protocols without a score: their shares are columns, by the papers' names; one that two families use has theirs.
+TEST_F(Quality, FamiliesWithoutAScoreHaveColumns) {
+  const auto heads = [&](const json& metrics) {
+    RunReport run;
+    run.results = {{"schema", 1}, {"editor", "memit"}, {"metrics", json::object()}};
+    for (const auto& [family, figures] : metrics.items()) run.results["metrics"][family]["post"] = figures;
+    testing::write_sample(folder_.path() / "own", run);
+    const json table = quality_document({QualityEntry{"memit", "memit", folder_.path() / "own"}});
+    std::vector<std::string> all;
+    for (const auto& column : table["columns"])
+      if (column["key"] != "seconds") all.push_back(column["head"]);
+    return all;
+  };
+  const json easyedit = {{"rewrite_acc", 90.0}, {"rephrase_acc", 70.0}, {"locality_acc", nullptr}, {"fluency", 500.0}};
+  EXPECT_EQ(heads({{"easyedit", easyedit}}), (std::vector<std::string>{"Reliability", "Generalization"}));
+  EXPECT_EQ(heads({{"mquake", {{"edit_wise", 90.0}, {"instance_wise", 40.0}, {"multi_hop", 9.0}, {"instances", 3}}}}),
+            (std::vector<std::string>{"Edit-wise", "Instance-wise", "Multi-hop"}));
+  EXPECT_EQ(heads({{"zsre", {{"paraphrase_accuracy", 80.0}}}, {"easyedit", easyedit}}),
+            (std::vector<std::string>{"zsre: Generalization", "Reliability", "easyedit: Generalization"}));
 }
 
 TEST_F(Quality, MeansOverSeedsHaveTheirRange) {

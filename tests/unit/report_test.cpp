@@ -1,12 +1,14 @@
 // The report page, the files beside it and the comparison of runs, on made-up runs.
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
+#include <emend/core/text.h>
 #include <emend/core/utf8.h>
 #include <emend/evaluation/detail/values.h>
 #include <emend/evaluation/evaluation.h>
 #include <emend/evaluation/report.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 
@@ -374,6 +376,20 @@ TEST(CompareRuns, SaysWhatCannotBePaired) {
   EXPECT_NE(notes.find("another prompt, subject or target"), std::string::npos) << notes;
   EXPECT_NE(notes.find("occur twice"), std::string::npos) << notes;
   EXPECT_EQ(compare_runs({}, {})["paired_cases"], 0);
+  // Figures that no case has, and what one run alone has measured.
+  for (auto* run : {&first, &second})
+    run->results["metrics"].update({{"free", {{"post", {{"neutral_kl", 0.1}, {"edit_begins", 90.0}}}}},
+                                    {"mquake", {{"post", {{"multi_hop", 9.0}}}}},
+                                    {"health", {{"post", {{"perplexity", 20.0}, {"divergence", nullptr}}}}}});
+  first.results["metrics"]["zsre"]["post"]["score"] = 1;
+  const json told = compare_runs(first, second)["notes"];
+  for (const char* expected : {"not compared, as they are of no single case: neutral_kl (free, in results.json)",
+                               "not compared, as they are of no single case: perplexity (health, in results.json)",
+                               "not compared, as they are of groups of cases: multi_hop (mquake, in results.json)",
+                               "not compared, as they are under the facts' own keys: locality (easyedit, in "
+                               "results.json)",
+                               "not compared, as they were measured in one run only: zsre"})
+    EXPECT_EQ(std::count(told.begin(), told.end(), json(expected)), 1) << expected << '\n' << told;
 }
 
 TEST(Values, FormatNumbersForPeople) {
@@ -385,7 +401,7 @@ TEST(Values, FormatNumbersForPeople) {
   EXPECT_EQ(detail::fixed(std::nullopt), "–");
   EXPECT_EQ(detail::fixed(NAN), "–");
   EXPECT_EQ(detail::probability(0.00001), "< 0.001");
-  EXPECT_EQ(detail::shorten("żółw", 2), "żó…");
+  EXPECT_EQ(shortened("żółw", 3), "żó…");
 }
 
 }  // namespace report_test

@@ -1,22 +1,61 @@
 // A run that a program embeds: it edits, judges, saves and reports, and is taken up again where it was interrupted.
+#include <ATen/ATen.h>
 #include <emend/core/error.h>
+#include <emend/core/json.h>
 #include <emend/editors/registry.h>
 #include <emend/evaluation/evaluation.h>
 #include <emend/models/config.h>
 #include <emend/models/placing.h>
 #include <emend/workflow/documents.h>
 #include <emend/workflow/inputs.h>
+#include <emend/workflow/preflight.h>
 #include <emend/workflow/run.h>
 #include <emend/workflow/save_formats.h>
+#include <emend/workflow/variants.h>
 #include <gtest/gtest.h>
 
 #include "support/editor_models.h"
+#include "support/error_of.h"
+#include "support/simulated.h"
 
 namespace emend::workflow {
 namespace run_test {
 
 using testing::all_weights;
 using testing::changed_weights;
+
+// What fits without the copy that computes in bfloat16 does not fit with it, and the way out is told.
+TEST(RequireRoom, CountsTheCopyThatComputes) {
+  const nlohmann::json config = {{"model_type", "llama"},       {"hidden_size", 256},
+                                 {"num_hidden_layers", 6},      {"num_attention_heads", 4},
+                                 {"num_key_value_heads", 2},    {"intermediate_size", 1024},
+                                 {"vocab_size", 257},           {"max_position_embeddings", 256},
+                                 {"tie_word_embeddings", true}, {"rms_norm_eps", 1e-5}};
+  const testing::ByteCheckpoint checkpoint(models::random_checkpoint(config, 1), false);
+  datasets::FactSet facts;
+  facts.facts = {testing::tiny_facts()[0]};
+  RunOptions options{.editor = "memit", .hparams = "gpt2-xl", .watch = false};
+  options.set = {"layers=[0,1]", "v_loss_layer=5", "context_template_length_params=[[1,1]]"};
+  options.metrics.names = {"counterfact"};
+  options.model.device_map = "sim:1";
+  const devices::SimulatedLimitScope as_before(0, 0);
+  const auto refusal = [&](const std::string& arithmetic, int64_t kib) -> std::string {
+    options.compute_dtype = arithmetic;
+    options.model.max_memory = "sim:0=" + std::to_string(kib) + "KiB";
+    try {
+      require_room(options, checkpoint, facts, {});
+    } catch (const Error& error) {
+      EXPECT_EQ(error.error_class(), ErrorClass::kDevice);
+      return error.what();
+    }
+    return "";
+  };
+  int64_t kib = int64_t{64} << 10;
+  while (refusal("float32", kib * 15 / 16).empty()) kib = kib * 15 / 16;
+  const std::string text = refusal("bfloat16", kib);
+  EXPECT_NE(text.find("targets of one fact"), std::string::npos) << kib << ": " << text;
+  EXPECT_NE(text.find("float32 fits"), std::string::npos) << text;
+}
 
 class RunTest : public ::testing::Test {
  protected:
@@ -105,6 +144,25 @@ TEST(MetricsTable, KeepsItsColumnsApart) {
     }
 }
 
+TEST(Summary, SaysAllAndNoneOnlyWhereItIsSo) {
+  const auto told = [](size_t said, size_t all) {
+    RunRecord record;
+    record.verdicts.resize(all);
+    for (size_t i = 0; i < said; ++i) record.verdicts[i].verdict = Verdict::kSaid;
+    datasets::FactSet facts;
+    facts.facts.resize(all);
+    const std::string text = summary_text(record, facts);
+    const size_t at = text.find('(') + 1;
+    return text.substr(at, text.find(';') - at);
+  };
+  EXPECT_EQ(told(300, 300), "100 %");
+  EXPECT_EQ(told(299, 300), "99.67 %");
+  EXPECT_EQ(told(2, 3), "67 %");
+  EXPECT_EQ(told(1, 300), "0.33 %");
+  EXPECT_EQ(told(0, 300), "0 %");
+  EXPECT_EQ(told(29999, 30000), "99.99 %");
+}
+
 TEST_F(RunTest, GoesOnAfterAnInterruption) {
   const auto facts = datasets::load_facts(fixture("/facts.jsonl"));
   auto model = models::load_placed(fixture(""));
@@ -127,9 +185,14 @@ TEST_F(RunTest, GoesOnAfterAnInterruption) {
   auto cut = options("cut");
   {
     const auto first_batch = folder_.path() / "cut" / "checkpoint" / "batch-000000.safetensors";
-    const auto go_on = [&](const ProgressUpdate&) { return !std::filesystem::exists(first_batch); };
+    std::string phase;
+    const auto go_on = [&](const ProgressUpdate& update) {
+      phase = update.phase;
+      return !std::filesystem::exists(first_batch);
+    };
     workflow::Run run(model, facts, cut, {.progress = stopping(go_on)});
     EXPECT_THROW(run.execute(), Error);
+    EXPECT_EQ(phase, "evaluate") << "between the batches, for retention";
   }
   EXPECT_TRUE(changed_weights(model, before).empty()) << "a run that failed leaves a lent model as it was";
   cut.resume = true;
@@ -142,6 +205,41 @@ TEST_F(RunTest, GoesOnAfterAnInterruption) {
   EXPECT_EQ(read_file(folder_.path() / "cut" / "cases.jsonl"), read_file(folder_.path() / "whole" / "cases.jsonl"));
   EXPECT_TRUE(std::filesystem::exists(folder_.path() / "cut" / "report.html"));
   EXPECT_FALSE(std::filesystem::exists(folder_.path() / "cut" / "checkpoint"));
+}
+
+// Also while the model is asked what it knows already, before anything else.
+TEST_F(RunTest, CanBeStoppedBeforeItsFirstBatch) {
+  auto model = models::load_placed(fixture(""));
+  const Handles never{.progress = stopping([](const ProgressUpdate&) { return false; })};
+  testing::error_of([&] { workflow::Run run(model, four_facts(), options("never"), never); }, ErrorClass::kCancelled);
+  CancelToken cancel;
+  cancel.request();
+  testing::error_of([&] { workflow::Run run(model, four_facts(), options("nor-then"), {.cancel = cancel}); },
+                    ErrorClass::kCancelled);
+}
+
+// Also after the correction that `prune` makes once at the end, which here takes what the edits had done.
+TEST_F(RunTest, TheLastRowOfRetentionIsTheStateThatStays) {
+  auto model = models::load_placed(fixture(""));
+  for (const char* editor : {"memit", "prune"}) {
+    auto at = options(std::string("last-") + editor);
+    at.editor = editor;
+    at.eval_at = {"every=2"};
+    if (at.editor == "prune") {
+      at.hparams = (folder_.path() / "prune.yaml").string();
+      write_file(at.hparams, read_file(fixture("/memit.yaml")) + "restraint_base: 1e9\n");
+    }
+    workflow::Run run(model, four_facts(), at);
+    run.execute();
+    EXPECT_EQ(run.record().batches.size(), at.editor == "prune" ? 5U : 4U) << "the correction is one of its own";
+    const auto document = run.results();
+    EXPECT_EQ(document["retention"]["edits_applied"], nlohmann::json({2, 4})) << editor;
+    const auto held = evaluation::evaluate_efficacy(model, four_facts().facts);
+    const auto share = evaluation::success_share(held, evaluation::any_compared(held));
+    ASSERT_TRUE(share) << editor;
+    EXPECT_EQ(run.record().measured.efficacy.back().efficacy_success, std::optional(100 * share->value)) << editor;
+    run.session().undo();
+  }
 }
 
 // Interrupted after two of four batches, by editors with and without a memory; the text that `latch` reads grows then.
@@ -229,6 +327,24 @@ TEST_F(RunTest, CurvesEndWhereTheGuardStopsTheRun) {
   EXPECT_EQ(record.count(Verdict::kFailed), static_cast<int64_t>(readings.size() - last));
   EXPECT_EQ(run("retention", limit, false).second["retention"]["edits_applied"], edits);
   EXPECT_TRUE(run("nothing", 1e-30, true).first.measured.lifelong.empty()) << "nothing is in force";
+}
+
+// What ran before in the same process has no part in the peaks of a comparison's runs.
+TEST_F(RunTest, EachRunOfAComparisonHasItsOwnPeaks) {
+  constexpr int64_t kLarge = int64_t{256} << 20;
+  (void)at::empty({kLarge}, at::TensorOptions().device(testing::sim(0)).dtype(at::kByte));
+  Comparison comparison;
+  comparison.variants = parse_variants({"rome"}, {}, 0);
+  comparison.common = options("compared");
+  comparison.common.model = {.model = fixture(""), .device_map = "sim:0"};
+  comparison.common.facts.file = fixture("/facts.jsonl");
+  comparison.common.hparams = fixture("/rome.yaml");
+  comparison.common.metrics.names = {"none"};
+  comparison.common.eval_at = {"end"};
+  Handles lent;
+  compare_variants(std::move(comparison), lent);
+  const auto results = read_json(folder_ / "compared/rome/results.json");
+  EXPECT_LT(results.at("peak_bytes").at("sim:0").get<int64_t>(), kLarge);
 }
 
 TEST_F(RunTest, SavesInEveryForm) {

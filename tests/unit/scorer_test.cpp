@@ -24,6 +24,9 @@ TEST(Scorer, CountsWholeWordsAndPhrases) {
   const std::vector<std::string> texts = {"Delve, delve into the rich tapestry!", "No such thing here."};
   EXPECT_NEAR((workflow::Scorer{"s", "rate", {"delve", "rich tapestry", "thin"}}.score({texts})), 100.0 * 3 / 10, 1e-9);
   EXPECT_EQ((workflow::Scorer{"s", "any", {"DELVE"}}.score({texts})), 50);
+  EXPECT_EQ((workflow::Scorer{"s", "rate", {"fast-paced", "fast paced", "Fast\u2011paced"}}.score({{"fast-paced"}})),
+            50)
+      << "one word in three spellings";
   EXPECT_EQ((workflow::Scorer{"s", "any", {"école", "ПРИВЕТ"}}.score({{"École", "Ah, привет!", "ecole"}})),
             100.0 * 2 / 3);
   EXPECT_EQ((workflow::Scorer{"s", "length", {}}.score({texts})), 5);
@@ -42,6 +45,8 @@ TEST(Scorer, SentimentIsPositiveLessNegativeWords) {
       scorer_of({{"name", "mood"}, {"kind", "sentiment"}, {"positive", {"good", "very nice"}}, {"negative", {"bad"}}});
   EXPECT_NEAR(scorer.score({{"Good, good and bad.", "It is very nice here!"}}), 100.0 * 2 / 9, 1e-9);
   EXPECT_NEAR(scorer.score({{"bad"}}), -100, 1e-9);
+  const workflow::Scorer twice{"mood", "sentiment", {"good", "Good"}, {"bad"}};
+  EXPECT_EQ(twice.score({{"good bad"}}), 0);
 }
 
 // Against probabilities of whole texts, computed here.

@@ -4,6 +4,7 @@
 #include <emend/editors/register.h>
 #include <emend/editors/steps/apply.h>
 #include <emend/models/placing.h>
+#include <emend/workflow/card.h>
 #include <emend/workflow/preflight.h>
 #include <emend/workflow/session.h>
 #include <gtest/gtest.h>
@@ -120,6 +121,50 @@ TEST(Session, PacksHoldAllBatchesAndGiveTheSameModel) {
   editors::apply_pack(other, editors::load_pack(folder.path() / "edit.safetensors"))->commit();
   for (const auto& [name, weight] : all_weights(model))
     EXPECT_TRUE(at::allclose(weight, other.weight(name), 1e-5, 1e-6)) << name;
+}
+
+// What an older model had and the new one lacks would act in the new one.
+TEST(Session, AnOlderModelGoesWithAllThatBelongsToIt) {
+  const testing::TemporaryFolder folder("session_older");
+  testing::write_tiny_model(folder / "model");
+  auto model = models::load_model((folder / "model").string());
+  auto statistics = testing::tiny_statistics(model);
+  const auto facts = tiny_facts();
+  Session session(model, options_for("memit"), {.statistics = &statistics});
+  (void)session.edit(std::span(facts).first(1));
+  const auto older = folder / "older";
+  const std::vector<std::string> gone = {"chat_template.jinja", "generation_config.json", "vocab.json",
+                                         "additional_chat_templates/tool_use.jinja"};
+  std::filesystem::create_directories(older / "additional_chat_templates");
+  for (const auto& name : gone) write_file(older / name, "{}");
+  for (const char* name : {"config.json", "notes.txt"}) write_file(older / name, "{}");
+  write_file(older / "README.md", model_card("older", {}, "model"));
+  session.save("model", older);
+  for (const auto& name : gone) EXPECT_FALSE(std::filesystem::exists(older / name)) << name;
+  EXPECT_FALSE(std::filesystem::exists(older / "README.md")) << "a card of what was replaced";
+  EXPECT_EQ(read_file(older / "notes.txt"), "{}");
+  EXPECT_THROW(session.save("pack", older / "model.safetensors"), Error) << "weights are no pack";
+  write_file(older / "README.md", "of the user's own");
+  session.save("model", older);
+  EXPECT_EQ(read_file(older / "README.md"), "of the user's own");
+}
+
+TEST(Card, TellsTheMeasurementsOfThePacksOwnRun) {
+  const testing::TemporaryFolder folder("card");
+  write_file(folder / "results.json", R"({"edits": {"applied": 1}})");
+  editors::EditPack pack;
+  pack.facts = nlohmann::json::array({{{"prompt", "Ada lives in"}}});
+  EXPECT_TRUE(results_of_run(folder / "edit.safetensors", pack).is_object());
+  EXPECT_TRUE(results_of_run(folder / "other.safetensors", pack).is_null());
+  pack.facts.push_back(pack.facts[0]);
+  EXPECT_TRUE(results_of_run(folder / "edit.safetensors", pack).is_null()) << "of other facts";
+  const auto results = nlohmann::ordered_json::parse(
+      R"({"metrics": {"health": {"pre": {"n": 20000, "perplexity": 19.754321},
+                                 "post": {"n": 20000, "perplexity": 54321.6, "lambada_perplexity": 1.5e9}}}})");
+  const std::string card = model_card("base", {{"edit", pack, results}}, "pack");
+  for (const char* line : {"| health | n | 20000 | 20000 |\n", "| health | perplexity | 19.75 | 54322 |\n",
+                           "| health | lambada\\_perplexity |  | 1.5e+09 |\n"})
+    EXPECT_NE(card.find(line), std::string::npos) << line << card;
 }
 
 TEST(Session, AdaptersOfEditsThatChangeBiasesAreRefusedBeforeTheWork) {

@@ -273,6 +273,8 @@ TEST(Tokenizer, GoesOnWithASpace) {
   std::string text;
   for (const int64_t id : ids) text += stream.push(id);
   EXPECT_EQ(text, " ab é b");
+  EXPECT_EQ(tokenizer->decode_each(tokenizer->encode_ids("ab b", true)),
+            (std::vector<std::string>{"<s>", "", "a", "b", " ", "b"}));
 }
 
 TEST(Tokenizer, FingerprintCoversWhatDecidesIds) {

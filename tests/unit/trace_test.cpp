@@ -12,6 +12,8 @@
 #include <thread>
 
 #include "support/debug_models.h"
+#include "support/forwarding_checkpoint.h"
+#include "support/tiny_tokenizer.h"
 
 namespace emend::models {
 namespace trace_test {
@@ -69,6 +71,22 @@ TEST(Trace, TakesIdsWithoutATokenizer) {
   EXPECT_NE(message_of([&] { (void)run.span("a"); }).find("rows of ids have no text"), std::string::npos);
 }
 
+/// With a tokenizer as Llama 2 has it: a text's first word comes without its space.
+class SpacedCheckpoint final : public testing::ForwardingCheckpoint {
+ public:
+  using ForwardingCheckpoint::ForwardingCheckpoint;
+  [[nodiscard]] std::unique_ptr<Tokenizer> load_tokenizer() const override {
+    return testing::make_tokenizer(testing::metaspace_json("ab", {{"▁", "b"}}));
+  }
+};
+
+TEST(Trace, TokensKeepTheirSpaces) {
+  auto config = testing::debug_config("llama");
+  config["vocab_size"] = 300;
+  const Model model = load_model(std::make_shared<SpacedCheckpoint>(random_checkpoint(config, 1)));
+  EXPECT_EQ(model.trace("b b").tokens[0], (std::vector<std::string>{"<s>", "b", " b"}));
+}
+
 TEST(Trace, PatchesZeroMeanSetAddAndFunctions) {
   const Model model = tiny();
   const SiteRef z{Site::kAttnZ, 1}, pattern{Site::kAttnPattern, 2}, out{Site::kLayerOut, 0};
@@ -82,6 +100,10 @@ TEST(Trace, PatchesZeroMeanSetAddAndFunctions) {
   EXPECT_GT(difference(zero.logits[0][-1], plain.logits[0][-1]), 1e-5);
   const auto packed = plain.batch.pack(plain[out]);
   EXPECT_LE(difference(with(Patch::mean(out)).at(out, 1, 0), packed.mean(0)), 1e-6);
+  const auto mixed = with(Patch::mean(pattern))[pattern], seen = model.trace({kLong, kShort}, {pattern})[pattern];
+  EXPECT_EQ(mixed.triu(1).abs().max().item<double>(), 0) << "a token looks at a later one";
+  EXPECT_LE(difference(mixed.sum(-1), seen.sum(-1)), 1e-5);
+  EXPECT_GT(difference(mixed, seen), 1e-4);
   EXPECT_TRUE(at::equal(with(Patch::set(out, at::full({1}, 0.5, at::kDouble)).tokens({3})).at(out, 0, 3),
                         at::full({model.hidden_size()}, 0.5)));
   EXPECT_LE(difference(with(Patch::add(out, at::ones({model.hidden_size()}))).at(out, 0, 3), plain.at(out, 0, 3) + 1),

@@ -2,11 +2,13 @@
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
 #include <emend/evaluation/tracing.h>
+#include <emend/hooks/hook_session.h>
 #include <emend/models/config.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 
+#include "support/error_of.h"
 #include "support/hash_tokenizer.h"
 #include "support/trace_reference.h"
 
@@ -32,18 +34,25 @@ TraceOptions options() {
   return options;
 }
 
+/// Whatever the model predicts.
+FactTrace trace_fact(const models::Model& model, const KnownFact& fact, TraceOptions options) {
+  options.any_answer = true;
+  return trace_facts(model, {fact}, options).traces.at(0);
+}
+
 class EveryTracedFamily : public ::testing::TestWithParam<testing::FamilyFlavour> {};
 
 TEST_P(EveryTracedFamily, BatchedTraceEqualsFullPasses) {
   const auto model = worded_model(GetParam());
-  for (const auto& rotary : model.config().rotaries)
-    if (rotary.depends_on_length()) GTEST_SKIP() << "rotary frequencies change with the length of such short texts";
-  const FactTrace expected = trace_fact_reference(model, fact(), options());
+  KnownFact one = fact();
+  // Longer than such models were trained for: their frequencies are those of the whole prompt.
+  if (model.config().rotary_depends_on_length()) one.prompt = "the tall iron tower of the old grey town is in";
+  const FactTrace expected = trace_fact_reference(model, one, options());
   for (const auto& [batch_tokens, precision] : {std::pair{1, 0.0}, {4096, 0.0}, {50, 1e-12}}) {
     TraceOptions given = options();
     given.batch_tokens = batch_tokens;
     given.precision = precision;
-    const FactTrace got = trace_fact(model, fact(), given);
+    const FactTrace got = trace_fact(model, one, given);
     EXPECT_EQ(got.answer, expected.answer);
     EXPECT_NEAR(got.clean, expected.clean, 1e-9);
     EXPECT_NEAR(got.corrupted, expected.corrupted, 1e-9);
@@ -86,6 +95,42 @@ TEST(Tracing, DrawsStopWhereTheEffectIsKnown) {
   for (const auto& [kind, rows] : exact.restored)
     for (size_t t = 0; t < rows.size(); ++t)
       for (size_t l = 0; l < rows[t].size(); ++l) EXPECT_NEAR(near.restored.at(kind)[t][l], rows[t][l], 0.02);
+  // What restores everything, or nothing, is exact after two draws already.
+  const auto& states = rough.restored.at(TraceKind::kState);
+  EXPECT_NEAR(states.back().back(), rough.clean, 1e-9);
+  EXPECT_NEAR(states[1].back(), rough.corrupted, 1e-9) << "of another token in the last layer";
+}
+
+TEST(Tracing, PassesHaveNoMoreTokensThanAsked) {
+  const auto model = worded_model({"llama", ""});
+  TraceOptions few = options();
+  few.batch_tokens = 13;
+  int64_t most = 0;
+  hooks::HookSession session(model.hooks());
+  session.edit({hooks::Site::kLayerOut, 0}, [&](const at::Tensor& x) {
+    most = std::max(most, x.size(0));
+    return at::Tensor();
+  });
+  session.attach();
+  const FactTrace trace = trace_fact(model, fact(), few);
+  session.finish();
+  EXPECT_EQ(most, 12) << "two draws of " << trace.tokens.size() << " tokens";
+}
+
+TEST(Tracing, RefusesNumbersThatAreNotFinite) {
+  auto model = worded_model({"llama", ""});
+  const auto refused = [&](double noise, bool any_answer = false) {
+    TraceOptions given = options();
+    given.noise = noise;
+    given.any_answer = any_answer;
+    return testing::error_of([&] { (void)trace_facts(model, {fact()}, given); }, ErrorClass::kNumeric);
+  };
+  EXPECT_NE(refused(1e300, true).find("take less noise"), std::string::npos);
+  const std::string name = model.weight_names().back();
+  model.set_weight(name, at::full_like(model.weight(name), NAN));
+  EXPECT_NE(refused(2.0).find("logits that are not finite"), std::string::npos) << "not: the model knows none";
+  for (const auto& each : model.weight_names()) model.set_weight(each, at::full_like(model.weight(each), NAN));
+  EXPECT_NE(refused(0).find("embeddings"), std::string::npos);
 }
 
 TEST(Tracing, TracesOnlyWhatTheModelKnowsAndIsDeterministic) {
@@ -134,7 +179,7 @@ TEST(Tracing, RefusesFactsWithoutTheirSubject) {
   wrong.subject = "bridge";
   EXPECT_THROW((void)trace_fact(model, wrong, options()), Error);
   TraceOptions none = options();
-  none.noise = 0;
+  none.noise = NAN;
   EXPECT_THROW((void)trace_fact(model, fact(), none), Error);
 }
 
@@ -205,11 +250,15 @@ TEST(TraceSummaryTest, AveragesByKindOfToken) {
   EXPECT_TRUE(says("that end at the peak"));
   EXPECT_TRUE(says("Within one standard error of that peak: layer 3.")) << deeper["why"];
   EXPECT_FALSE(says("that end at the peak", 5)) << "four end there";
+  EXPECT_EQ(deeper["caveat"], deeper["why"].back());
+  summary.facts = 10;
+  EXPECT_EQ(suggest_layers(summary, 3)["caveat"], "") << "two standard errors above nothing";
   for (auto& trace : summary.traces)
     for (auto& row : trace.restored.at(TraceKind::kMlp)) row.assign(6, 0.05);
   average(summary, {TraceKind::kMlp});
   EXPECT_TRUE(says("brings nothing back"));
   EXPECT_FALSE(says("largest effect"));
+  EXPECT_EQ(suggest_layers(summary, 3)["caveat"], suggest_layers(summary, 3)["why"][0]);
   EXPECT_NEAR(deeper["effect"].get<double>(), 0.45, 1e-12);
 }
 

@@ -12,6 +12,7 @@
 #include <cmath>
 
 #include "support/debug_models.h"
+#include "support/error_of.h"
 #include "support/simulated.h"
 #include "support/tiny_model.h"
 #include "support/tiny_tokenizer.h"
@@ -114,6 +115,18 @@ TEST_F(Tuning, TheFirstWordIsLearntWithTheBlankBeforeIt) {
     for (const auto& [token, id] : rows.rows[0].row.labels) ids.push_back(id);
     const std::string learnt = model.tokenizer().decode(ids);
     EXPECT_TRUE(learnt.starts_with(std::string(name) == "chatml" ? "The Elbe." : " The Elbe.")) << learnt;
+  }
+}
+
+TEST(ChatFormats, ASystemMessageIsWrittenOrRefused) {
+  const std::vector<models::ChatMessage> alone = {{"system", "Be brief."}};
+  for (const auto& name : models::chat_format_names()) {
+    try {
+      const auto chat = models::render_chat(models::chat_format(name), alone, true);
+      EXPECT_NE(chat.text.find("Be brief."), std::string::npos) << name;
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("system message"), std::string::npos) << name << error.what();
+    }
   }
 }
 
@@ -267,6 +280,9 @@ TEST(Instructions, BadRowsNameLineAndField) {
   refused("{\"messages\": [{\"role\": \"robot\", \"content\": \"a\"}]}\n", {"rows.jsonl:1", "robot"});
   refused("{\"conversations\": [{\"from\": \"gpt\", \"value\": \"a\"}]}\n", {"rows.jsonl:1", "turn 1"});
   refused("", {"rows.jsonl"});
+  const auto none = [] { (void)datasets::parse_instructions("", "rows.jsonl", 0); };
+  EXPECT_EQ(testing::error_of(none, ErrorClass::kInvalidArgument).find("rows"), std::string::npos)
+      << "nothing is wrong with these";
 }
 
 }  // namespace tuning_test

@@ -44,7 +44,7 @@ std::vector<Probe> read_probes(const Api& api, const json& prompts, int64_t toke
   for (const auto& one : prompts) {
     const std::string prompt = one.at("prompt"), text = api.completions.prefix(packs, prompt) + prompt;
     auto& probe = probes.emplace_back();
-    probe.ids = tokenizer.encode_ids(text, true);
+    probe.ids = tokenizer.encode_prompt(text).ids;
     const auto length = std::ssize(probe.ids) + tokens;
     if (probe.ids.empty() || length > most)
       refuse("prompts: " + std::to_string(length) + " tokens with the new ones; expected a text, and at most " +

@@ -1,5 +1,6 @@
 #include "completions.h"
 
+#include <emend/core/mapped.h>
 #include <emend/core/text.h>
 #include <emend/core/utf8.h>
 
@@ -94,7 +95,8 @@ std::string Completions::prefix(const PackSet& packs, const std::string& prompt)
   std::string front = beside_.prefix(prompt);
   for (const auto& one : packs)
     for (const auto& part : one.pack->runtime)
-      front += editors::make_runtime(part, engine_.model(), one.name)->prefix(prompt);
+      if (part.tensors.empty())  // those that have some work inside the model
+        front += editors::make_runtime(part, engine_.model(), one.name)->prefix(prompt);
   return front;
 }
 
@@ -118,17 +120,17 @@ std::vector<std::vector<int64_t>> Completions::prompts(const json& request, cons
   for (const auto& one : prompt.is_array() && !ids ? prompt : json::array({prompt})) {
     if (rows.size() == 16) refuse("prompt: expected at most 16 of them");
     if (one.is_array()) {
-      if (!prefix(packs, "").empty())
-        refuse("packs: one puts text in front of the prompt, which tokens have no place for; give the prompt as text");
       for (const auto& id : one)
         if (!id.is_number_unsigned() || id.get<uint64_t>() >= static_cast<uint64_t>(engine_.model().vocab_size()))
           refuse("prompt: " + shorten(id.dump()) + "; expected the number of a token of the vocabulary");
       rows.push_back(one.get<std::vector<int64_t>>());
+      if (!prefix(packs, tokenizer.decode(rows.back(), /*skip_special=*/true)).empty())
+        refuse("packs: one puts text in front of the prompt, which tokens have no place for; give the prompt as text");
     } else if (!one.is_string()) {
       refuse("prompt: " + shorten(one.dump()) + "; expected a text, tokens, or a list of either");
     } else {
       const std::string text = one;
-      rows.push_back(tokenizer.encode_ids(prefix(packs, text) + text, true));
+      rows.push_back(tokenizer.encode_prompt(prefix(packs, text) + text).ids);
     }
   }
   return rows;
@@ -184,7 +186,7 @@ Completions::Asked Completions::read(const json& request, bool chat) const {
         sampling.on_logits = [raw = answer.get()](int64_t, int64_t id, const at::Tensor& logits) {
           raw->note_logits(id, logits);
         };
-      asked.tasks.push_back({ids, sampling, packs, i, answer});
+      asked.tasks.push_back({ids, sampling, packs, std::ssize(asked.tasks), answer});
       asked.answers.push_back(answer);
     }
   }
@@ -250,11 +252,22 @@ ordered_json Completions::log_probs(const Asked& asked, const Piece& piece, size
   return {{"tokens", tokens}, {"token_logprobs", values}, {"top_logprobs", tops}, {"text_offset", offsets}};
 }
 
+// If one fails the others are let go.
+static std::vector<Piece> whole_pieces(const std::vector<std::shared_ptr<Answer>>& answers) {
+  try {
+    return mapped(answers, [](const auto& answer) { return answer->whole(); });
+  } catch (...) {
+    for (const auto& answer : answers) answer->abandon();
+    throw;
+  }
+}
+
 ordered_json Completions::whole(const Asked& asked) {
   auto document = asked.head(false);
   auto choices = ordered_json::array();
+  const auto pieces = whole_pieces(asked.answers);
   for (size_t i = 0; i < asked.answers.size(); ++i) {
-    const Piece piece = asked.answers[i]->whole();
+    const Piece& piece = pieces[i];
     ordered_json choice = {{"index", i}};
     if (asked.chat)
       choice["message"] = {{"role", "assistant"}, {"content", piece.text}, {"refusal", nullptr}};

@@ -19,6 +19,8 @@ namespace emend::tools::serve {
 
 using hooks::Site;
 
+constexpr int64_t kSetBytes = int64_t{1} << 30;  // of edited matrices that are kept for sets of packs
+
 // A matrix of an MLP whose product can be another one for some rows.
 struct Engine::Place {
   models::EditSite matrix;
@@ -279,7 +281,7 @@ Engine::Shared Engine::edited(const PackSet& packs) {
     sets_.push_front(used == groups_.end() ? make_edited(packs) : *used);
     int64_t bytes = 0;
     for (const auto& set : sets_) bytes += set->bytes;
-    for (; bytes > options_.set_bytes && sets_.size() > 1; sets_.pop_back()) bytes -= sets_.back()->bytes;
+    for (; bytes > kSetBytes && sets_.size() > 1; sets_.pop_back()) bytes -= sets_.back()->bytes;
   } else {
     sets_.splice(sets_.begin(), sets_, found);
   }

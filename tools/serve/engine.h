@@ -30,7 +30,6 @@ struct EngineOptions {
   int64_t rows = 16;                       ///< continued together
   int64_t queue = 64;                      ///< that wait; more are refused
   int64_t cache_bytes = int64_t{1} << 30;  ///< of keys and values
-  int64_t set_bytes = int64_t{1} << 30;    ///< of edited matrices that are kept for sets of packs
 };
 
 struct EngineFigures {
@@ -42,7 +41,7 @@ struct Task {
   std::vector<int64_t> prompt;
   models::GenerateOptions sampling;
   PackSet packs;
-  int64_t row = 0;  ///< of several answers to one prompt: decides the random stream
+  int64_t row = 0;  ///< of the answers to one request: decides the random stream
   std::shared_ptr<Answer> answer;
   int64_t group = -1;  ///< the engine's
 };

@@ -232,8 +232,10 @@ compiler_jobs() {
   fi
   cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)
   memory=$(awk '/MemAvailable/ {print int($2 / 1024)}' /proc/meminfo)
-  limit=$(cat /sys/fs/cgroup/memory.max 2>/dev/null || echo max)
-  if [ "$limit" != max ] && [ $((limit / 1048576)) -lt "$memory" ]; then
+  # The smallest number of the control group's limit (a job's, a unit's) and the container's.
+  limit=$(cat "/sys/fs/cgroup$(sed -n 's/^0:://p' /proc/self/cgroup)/memory.max" /sys/fs/cgroup/memory.max 2>/dev/null |
+    grep -v max | sort -n | head -n 1 || true)
+  if [ -n "$limit" ] && [ $((limit / 1048576)) -lt "$memory" ]; then
     memory=$((limit / 1048576))
   fi
   local jobs=$((memory / 1500))

@@ -71,7 +71,7 @@ class Bench {
     if (options_.has("targets")) (void)hparams();
     workflow::require_statistics(options_.edit, *checkpoint_);
     model_.emplace(load_named(checkpoint_, options_.edit.model, common_));
-    describe(checkpoint_->path().filename().string());
+    describe(workflow::short_model_name(*checkpoint_));
     document_["editor"] = workflow::chosen_editor(options_.edit).name;
     document_["facts"] = facts_.facts.size();
     if (options_.has("targets")) edit();
@@ -87,12 +87,22 @@ class Bench {
     if (!options_.shape.empty() && !options_.phases.empty() && options_.has("evaluate"))
       refuse({"--phases", "evaluate with --shape", "targets, statistics",
               "random weights have no words to be judged by: time it with a model"});
-    if (options_.has("targets")) return;
+    const bool asked = options_.has("targets"), solves = !options_.shape.empty() || solves_for_targets();
+    if (asked && solves) return;
     for (const auto& [name, numbers] : {std::pair{"--growth", &options_.synthetic.growth},
                                         {"--neighbours", &options_.neighbours},
-                                        {"--over-threads", &options_.over_threads}})
-      if (!numbers->empty())
-        refuse({"--phases", "no targets, which " + std::string(name) + " times", "targets among them", ""});
+                                        {"--over-threads", &options_.over_threads}}) {
+      if (numbers->empty()) continue;
+      if (!asked) refuse({"--phases", "no targets, which " + std::string(name) + " times", "targets among them", ""});
+      refuse({name, "an editor without targets, " + workflow::chosen_editor(options_.edit).name,
+              "one that solves for targets, such as memit", ""});
+    }
+  }
+
+  // An editor that optimises targets has a number of steps for them.
+  [[nodiscard]] bool solves_for_targets() const {
+    const auto fields = workflow::chosen_editor(options_.edit).fields();
+    return std::ranges::find(fields, std::string("v_num_grad_steps"), &hparams::FieldInfo::name) != fields.end();
   }
 
   void describe(const std::string& name) {
@@ -186,7 +196,7 @@ class Bench {
     editors::EditResult result;
     const Measure all = measured(*model_, [&] { result = session.edit(facts); });
     if (result.contexts) contexts = result.contexts;
-    edited.targets = {result.seconds["targets"], all.gflop, all.peak_bytes};
+    edited.targets = {result.seconds["targets"], 1e-9 * static_cast<double>(result.flops["targets"]), all.peak_bytes};
     edited.insert.seconds = result.seconds["insert"];
     if (facts.size() == facts_.facts.size())
       edited.metrics =
@@ -202,24 +212,29 @@ class Bench {
     const auto fast_with = [&](bool narrow) {
       return edit_with(editors::Engine::kFast, narrow, facts_.facts, *statistics, contexts);
     };
+    const bool solves = solves_for_targets();
     const Edited fast = fast_with(false);
-    common_.log.info("bench.fast", "targets with the fast engine: " + std::to_string(fast.targets.seconds) + " s");
+    if (solves)
+      common_.log.info("bench.fast", "targets with the fast engine: " + std::to_string(fast.targets.seconds) + " s");
     std::optional<Edited> narrow;
     const std::string& asked = options_.edit.compute_dtype;
     const std::string& own = workflow::chosen_editor(options_.edit).compute_dtype;
     const auto compute = chosen_compute(asked.empty() ? own : asked, editors::Engine::kFast, *model_);
     if (!compute.plain) narrow = fast_with(true);
     const Edited reference = edit_with(editors::Engine::kReference, false, facts_.facts, *statistics, contexts);
-    document_["phases"]["targets"] = phase_document(reference.targets, fast.targets, peak_, n);
-    if (narrow)
+    if (solves) document_["phases"]["targets"] = phase_document(reference.targets, fast.targets, peak_, n);
+    if (solves && narrow)
       document_["phases"]["targets_" + compute.name] =
           phase_document(reference.targets, narrow->targets, compute.tf32 ? peak_ : narrow_peak_, n);
-    document_["phases"]["keys_insert"] = phase_document(reference.insert, fast.insert, peak_, n);
-    document_["quality"] = {{"z_relative_difference", target_difference(reference.trace, fast.trace)},
-                            {"reference", reference.metrics},
-                            {"fast", fast.metrics}};
+    if (fast.insert.seconds > 0)
+      document_["phases"]["keys_insert"] = phase_document(reference.insert, fast.insert, peak_, n);
+    const auto difference = [&](const Edited& other) {
+      return solves ? ordered_json(target_difference(reference.trace, other.trace)) : ordered_json();
+    };
+    document_["quality"] = {
+        {"z_relative_difference", difference(fast)}, {"reference", reference.metrics}, {"fast", fast.metrics}};
     if (narrow) {
-      document_["quality"]["z_relative_difference_" + compute.name] = target_difference(reference.trace, narrow->trace);
+      document_["quality"]["z_relative_difference_" + compute.name] = difference(*narrow);
       document_["quality"][compute.name] = narrow->metrics;
     }
     for (const int64_t facts : options_.synthetic.growth) grow(facts, *statistics, contexts);
@@ -380,12 +395,16 @@ std::string quality_text(const ordered_json& quality) {
     const auto text = cell(quality[engine], "score", 2);
     return text.empty() ? "–" : text;
   };
-  std::string text = "largest relative difference of targets: " + short_number(quality["z_relative_difference"]) +
-                     "; score reference " + score("reference") + ", fast " + score("fast") + "\n";
+  // Null of an editor without targets.
+  const auto difference = [&](const std::string& of) {
+    const auto& value = quality["z_relative_difference" + of];
+    return value.is_null() ? "–" : short_number(value);
+  };
+  std::string text = "largest relative difference of targets: " + difference("") + "; score reference " +
+                     score("reference") + ", fast " + score("fast") + "\n";
   for (const std::string name : {"bfloat16", "tf32"})
     if (quality.contains(name))
-      text += "with " + name + " arithmetic: difference " + short_number(quality["z_relative_difference_" + name]) +
-              ", score " + score(name) + "\n";
+      text += "with " + name + " arithmetic: difference " + difference("_" + name) + ", score " + score(name) + "\n";
   return text;
 }
 
@@ -417,9 +436,9 @@ VerbRun setup_bench(Options& o) {
            {.limits = kPositive, .list = true, .excludes = "--quality"})
       .add("--neighbours", &options.neighbours,
            "numbers of busy programs beside which the fast engine's targets are timed as well",
-           {.limits = kPositive, .list = true, .excludes = "--quality"})
+           {.limits = {1, 1024}, .list = true, .excludes = "--quality"})
       .add("--over-threads", &options.over_threads, "numbers of threads with which they are timed as well",
-           {.limits = kPositive, .list = true, .excludes = "--quality"})
+           {.limits = {1, 1024}, .list = true, .excludes = "--quality"})
       .add("--widths", &options.widths, "with --shape: hidden widths for which the fast engine is timed as well",
            {.limits = kPositive, .list = true, .needs = "--shape"})
       .add("--bench-tokens", &synthetic.statistics_tokens, "tokens of the statistics that are timed",

@@ -1,11 +1,13 @@
 // convert: a model between a Hugging Face folder and a GGUF file.
 #include <emend/core/error.h>
 #include <emend/core/text.h>
+#include <emend/devices/units.h>
 #include <emend/editors/packs/ledger.h>
 #include <emend/models/checkpoint.h>
 #include <emend/models/gguf/convert.h>
 #include <emend/models/gguf/gguf_file.h>
 #include <emend/models/gguf/gguf_writer.h>
+#include <emend/workflow/card.h>
 
 #include <chrono>
 #include <sstream>
@@ -32,22 +34,6 @@ constexpr const char* kConvertExamples = R"(Examples:
 Types: F32, F16, BF16 for a folder; for GGUF also Q8_0, Q6_K, Q5_K, Q5_1, Q5_0, Q4_K, Q4_1, Q4_0, Q3_K, Q2_K, IQ4_NL
 and IQ4_XS. In GGUF vectors and norms stay F32, as llama.cpp keeps them.
 The target appears complete or not at all. What the target cannot hold is said in a note.)";
-
-// "5GB", "500MB", "1.5GiB", "1000000".
-uint64_t parse_bytes(const std::string& text) {
-  static const std::map<std::string, double> kUnits = {{"", 1},       {"B", 1},         {"KB", 1e3},
-                                                       {"MB", 1e6},   {"GB", 1e9},      {"TB", 1e12},
-                                                       {"KIB", 1024}, {"MIB", 1 << 20}, {"GIB", 1 << 30}};
-  char* end = nullptr;
-  const double number = std::strtod(text.c_str(), &end);
-  std::string unit;
-  for (const char* c = end; *c; ++c)
-    if (*c != ' ') unit += static_cast<char>(std::toupper(static_cast<unsigned char>(*c)));
-  const auto found = kUnits.find(unit);
-  if (end == text.c_str() || found == kUnits.end() || !(number * found->second >= 1) || number * found->second > 1e18)
-    refuse({"--shard-size", "\"" + text + "\"", "a size such as 5GB, 500MB or 2GiB", ""});
-  return static_cast<uint64_t>(number * found->second);
-}
 
 nlohmann::ordered_json to_json(const models::ConvertReport& report, const std::string& source,
                                const std::string& target, double seconds) {
@@ -79,7 +65,11 @@ int run_convert(const ConvertArguments& options, const Common& common) {
   convert.format = models::parse_model_format(options.format);
   convert.type = options.type;
   convert.vocabulary = !options.no_tokenizer;
-  if (!options.shard_size.empty()) convert.shard_bytes = parse_bytes(options.shard_size);
+  if (!options.shard_size.empty()) {
+    const int64_t bytes = devices::parse_bytes(options.shard_size, "--shard-size");
+    if (bytes < 1) refuse({"--shard-size", "\"" + options.shard_size + "\"", "a size such as 5GB or 500MB", ""});
+    convert.shard_bytes = bytes;
+  }
   convert.overwrite = options.force;
   convert.spare_neurons = options.spare_neurons;
   std::vector<std::string> left_out;
@@ -97,6 +87,7 @@ int run_convert(const ConvertArguments& options, const Common& common) {
   if (options.force) warn_of_replaced(options.target, common.log);
   const auto begin = std::chrono::steady_clock::now();
   auto report = models::convert_model(options.source, options.target, convert);
+  workflow::remove_card(options.target, common.log);
   report.notes.insert(report.notes.end(), left_out.begin(), left_out.end());
   if (edits > 0 && report.format == models::ModelFormat::kHuggingFace)
     report.notes.push_back("the source's edits (" + std::to_string(edits) +

@@ -5,6 +5,7 @@
 #include <emend/core/error.h>
 #include <emend/core/json.h>
 #include <emend/core/text.h>
+#include <emend/core/utf8.h>
 #include <emend/datasets/lint.h>
 #include <emend/editors/packs/difference.h>
 #include <emend/editors/packs/merge.h>
@@ -80,8 +81,8 @@ std::shared_ptr<const models::Checkpoint> default_base(const editors::EditPack& 
 std::shared_ptr<const models::Checkpoint> base_of(const EditSource& a, const EditSource& b,
                                                   const DiffArguments& options) {
   if (!options.model.model.empty()) return models::open_checkpoint(options.model.model);
-  for (const EditSource* source : {&a, &b})
-    if (source->is_unedited() && (source == &a ? b : a).pack.base_fingerprint == source->pack.base_fingerprint)
+  for (const auto& [source, other] : {std::pair(&a, &b), std::pair(&b, &a)})
+    if (source->is_model() && source->ids.empty() && other->pack.base_fingerprint == source->pack.base_fingerprint)
       return source->checkpoint;
   return a.is_model() && b.is_model() ? nullptr : default_base((a.is_model() ? b : a).pack);
 }
@@ -93,11 +94,28 @@ void measure_against(const models::Checkpoint& base, const std::string& fingerpr
   source.pack.base_fingerprint = fingerprint;
 }
 
+// Norms are shares of the base's: refuses a base that neither side was made for. Of two models without edits any may be
+// it.
+void require_base_of_both(const EditSource& a, const EditSource& b, const models::Checkpoint& base,
+                          const std::string& fingerprint) {
+  const auto plain = [](const EditSource& source) { return source.is_model() && source.ids.empty(); };
+  const auto is_of = [&](const EditSource& source) {
+    return source.pack.base_fingerprint == fingerprint || source.pack.root() == fingerprint;
+  };
+  if ((plain(a) && plain(b)) || is_of(a) || is_of(b)) return;
+  refuse({base.path().string(), "the model " + fingerprint.substr(0, 12),
+          "that of " + a.name + " and " + b.name + ", " + a.pack.root().substr(0, 12),
+          "name it, or leave --model out"});
+}
+
 // Brings both sides to changes against one model. True if nothing is known of one and A stands for it.
 bool relate(EditSource& a, EditSource& b, const models::Checkpoint* base) {
-  if (a.pack.base_fingerprint == b.pack.base_fingerprint) return false;
+  const std::string fingerprint = base ? models::model_fingerprint(*base) : "";
+  if (a.pack.base_fingerprint == b.pack.base_fingerprint) {
+    if (base) require_base_of_both(a, b, *base, fingerprint);
+    return false;
+  }
   if (base) {
-    const std::string fingerprint = models::model_fingerprint(*base);
     measure_against(*base, fingerprint, a);
     measure_against(*base, fingerprint, b);
   } else if (a.is_model() && b.is_model()) {  // A as it is stands for the base
@@ -112,7 +130,8 @@ bool relate(EditSource& a, EditSource& b, const models::Checkpoint* base) {
 }
 
 std::vector<std::string> read_prompts(const std::string& path) {
-  const std::string text = read_file(path);
+  std::string text = read_file(path);
+  if (text.starts_with(kByteOrderMark)) text.erase(0, kByteOrderMark.size());
   std::vector<std::string> prompts;
   std::optional<JsonFault> no_json;  // then it is one prompt a line
   const auto document = parse_json(text, {}, no_json);
@@ -192,7 +211,6 @@ ordered_json compare_speech(const EditSource& a, const EditSource& b, const Diff
       rows, [](const ordered_json& x, const ordered_json& y) { return x["kl"].get<double>() > y["kl"].get<double>(); });
   const double mean = sum / static_cast<double>(rows.size());
   const double largest = rows.front()["kl"];
-  if (rows.size() > options.top) rows.resize(options.top);
   return {
       {"file", options.prompts}, {"n", prompts.size()}, {"mean_kl", mean}, {"max_kl", largest}, {"most_changed", rows}};
 }
@@ -253,7 +271,7 @@ std::string beside_text(const ordered_json& beside) {
          "\n";
 }
 
-std::string speech_text(const ordered_json& speech) {
+std::string speech_text(const ordered_json& speech, size_t top) {
   const auto tokens = [](const ordered_json& list) {
     return join(list, "  ", [](const ordered_json& one) {
       return dump_json(one["token"], -1) + " " + short_number(one["probability"]);
@@ -262,13 +280,15 @@ std::string speech_text(const ordered_json& speech) {
   std::string text = "Next tokens   " + counted(speech["n"].get<size_t>(), "prompt") + ", KL(A‖B) " +
                      short_number(speech["mean_kl"]) + " nat on average, " + short_number(speech["max_kl"]) +
                      " at most\n";
-  for (const auto& row : speech["most_changed"])
+  for (const auto& row : speech["most_changed"]) {
+    if (top-- == 0) break;
     text += "  " + short_number(row["kl"]) + "  " + shortened(row["prompt"], 90) + "\n      A  " + tokens(row["a"]) +
             "\n      B  " + tokens(row["b"]) + "\n";
+  }
   return text;
 }
 
-std::string diff_text(const ordered_json& document) {
+std::string diff_text(const ordered_json& document, size_t top) {
   std::string text;
   for (const char* side : {"a", "b"}) {
     const auto& source = document[side];
@@ -277,7 +297,7 @@ std::string diff_text(const ordered_json& document) {
   }
   text += "\n" + facts_text(document["facts"]) + "\n" + weights_text(document["weights"], document["from"] == "a") +
           beside_text(document["beside"]);
-  if (document.contains("prompts")) text += "\n" + speech_text(document["prompts"]);
+  if (document.contains("prompts")) text += "\n" + speech_text(document["prompts"], top);
   return text;
 }
 
@@ -302,7 +322,7 @@ int run_diff(const DiffArguments& options, const Common& common) {
   document["beside"] = ordered_json::array();
   for (const auto& [kind, in_a, in_b, same] : editors::compare_runtime(a.pack.runtime, b.pack.runtime))
     document["beside"].push_back({{"kind", kind}, {"in_a", in_a}, {"in_b", in_b}, {"same", same}});
-  common.print(document, common.json ? "" : diff_text(document));
+  common.print(document, common.json ? "" : diff_text(document, options.top));
   return 0;
 }
 

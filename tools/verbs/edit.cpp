@@ -32,7 +32,7 @@ int evaluate_named(const EvalArguments& options, Common& common) {
   workflow::Packs packs(model);
   const auto front = [&](std::string_view prompt) { return packs.runtime().prefix(prompt); };
   if (!packs.runtime().empty()) evaluate.front = front;  // of the folder's own edits
-  const auto before = workflow::evaluate_unedited(model, facts, names, evaluate, options.metrics.cache);
+  const auto before = evaluation::evaluate_before(model, facts, names, evaluate, options.metrics.cache);
   std::vector<std::pair<std::string, nlohmann::json>> states = {{"before", before.summary}};
   nlohmann::ordered_json document = {
       {"facts", facts.facts.size()}, {"format", facts.format}, {"metrics", before.summary}};

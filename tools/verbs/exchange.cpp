@@ -1,6 +1,5 @@
 // merge, export, import: edit packs of several people, and the forms of other programs.
 #include <emend/core/atomic_file.h>
-#include <emend/core/json.h>
 #include <emend/core/mapped.h>
 #include <emend/core/setting.h>
 #include <emend/core/text.h>
@@ -74,11 +73,13 @@ std::string merge_text(const nlohmann::ordered_json& document) {
 
 int run_merge(const MergeArguments& options, const Common& common) {
   require_new(options.out, options.force);
+  workflow::require_own_kind(workflow::save_format("pack"), options.out);
   std::vector<editors::NamedPack> packs;
   for (const auto& path : options.packs) packs.push_back({path, editors::load_pack(path)});
   const auto merge =
       editors::merge_packs(packs, editors::parse_on_conflict(options.allow_conflicts ? "sum" : options.on_conflict));
   editors::save_pack(options.out, merge.pack);
+  workflow::remove_card(options.out, common.log);
   const auto document = document_of(options, packs, merge);
   common.print(document, merge_text(document));
   return 0;
@@ -93,7 +94,7 @@ struct ExportArguments {
   bool card = false;
 };
 
-// What is written, told to people: with the results that lie beside a pack in its run's folder.
+// What is written, told to people: with the results of the run that made a pack.
 std::string card(const ExportArguments& options, const models::Model& model) {
   namespace fs = std::filesystem;
   const fs::path base = model.checkpoint().path();
@@ -103,9 +104,8 @@ std::string card(const ExportArguments& options, const models::Model& model) {
   if (options.to == "model" || options.to == "gguf")  // an adapter holds none of what its base does
     for (const auto& [name, pack] : before) told.push_back({name, pack});
   for (size_t i = 0; i < packs.size(); ++i) {
-    const fs::path file = options.packs[i], results = file.parent_path() / "results.json";
-    told.push_back({file.filename().string(), packs[i]});
-    if (fs::exists(results)) told.back().results = read_json(results);
+    const fs::path file = options.packs[i];
+    told.push_back({file.filename().string(), packs[i], workflow::results_of_run(file, packs[i])});
   }
   return workflow::model_card(models::model_name(base), told, options.to);
 }
@@ -166,6 +166,7 @@ struct ImportArguments {
 
 int run_import(const ImportArguments& options, const Common& common) {
   require_new(options.out, options.force);
+  workflow::require_own_kind(workflow::save_format("pack"), options.out);
   if (!std::filesystem::exists(options.source))
     throw Error(ErrorClass::kNotFound, {options.source, "no such file", "a readable file or folder", "check the path"});
   const auto facts =
@@ -178,6 +179,7 @@ int run_import(const ImportArguments& options, const Common& common) {
   const auto pack =
       editors::EditPack::from_results(model, std::span<const editors::EditResult>(&result, 1), facts.facts);
   editors::save_pack(options.out, pack);
+  workflow::remove_card(options.out, common.log);
   auto weights = nlohmann::ordered_json::array();
   TextTable table({"weight", "form", "‖ΔW‖"});
   for (const auto& delta : pack.deltas) {

@@ -92,6 +92,7 @@ void require_room(const std::string& where, const std::vector<int64_t>& row, con
 void warn_of_length(const std::vector<std::vector<int64_t>>& rows, const models::Model& model, int64_t more,
                     const Log& log) {
   int64_t longest = 0;
+  more = std::min<int64_t>(more, int64_t{1} << 40);
   for (const auto& row : rows) longest = std::max(longest, std::ssize(row) + more);
   if (longest > model.max_positions() && model.config().long_text_is_noise())
     log.warning("generate.window", "the text may grow to " + std::to_string(longest) +
@@ -101,13 +102,17 @@ void warn_of_length(const std::vector<std::vector<int64_t>>& rows, const models:
 
 // Continues prompts that are ids; works without a tokenizer.
 int continue_ids(const GenerateArguments& options, const std::vector<std::vector<int64_t>>& rows,
-                 const models::Model& model, models::GenerateOptions generate, const Common& common) {
+                 const models::Model& model, const Packs& packs, models::GenerateOptions generate,
+                 const Common& common) {
   for (const auto& row : rows) {
     require_room("--ids", row, model);
     for (const int64_t id : row)
       if (id < 0 || id >= model.vocab_size())
         refuse({"--ids", "id " + std::to_string(id), "0 to " + std::to_string(model.vocab_size() - 1),
                 "take the ids of emend tokenize with this model"});
+    if (model.has_tokenizer() && !packs.runtime().prefix(model.tokenizer().decode(row, true)).empty())
+      refuse({"--ids", "an edit that puts text in front of the prompt, which ids have no place for",
+              "the prompt as text", "use --prompt"});
   }
   warn_of_length(rows, model, generate.max_new_tokens, common.log);
   if (!options.ignore_eos)
@@ -150,7 +155,7 @@ void require_texts(const GenerateArguments& options, const std::vector<std::stri
       refuse({source_of(options, i), "no UTF-8 at byte " + std::to_string(*at), "UTF-8 text", "convert it first"});
     if (!prompts[i].empty()) continue;
     const auto tokenizer = checkpoint.load_tokenizer();
-    if (tokenizer && tokenizer->encode_ids("", true).empty())  // others begin with a token of their own
+    if (tokenizer && tokenizer->prefix_ids().empty())  // others begin with a token of their own
       refuse({source_of(options, i), "an empty text", "at least one token", ""});
   }
 }
@@ -162,7 +167,7 @@ int continue_texts(const GenerateArguments& options, const std::vector<std::stri
   std::vector<std::vector<int64_t>> rows;
   for (const auto& prompt : prompts) {
     const std::string where = source_of(options, rows.size());
-    rows.push_back(tokenizer.encode_ids(packs.runtime().prefix(prompt) + prompt, true));
+    rows.push_back(tokenizer.encode_prompt(packs.runtime().prefix(prompt) + prompt).ids);
     if (rows.back().empty()) refuse({where, "an empty text", "at least one token", ""});
     require_room(where, rows.back(), model);
   }
@@ -205,7 +210,7 @@ int run_generate(const GenerateArguments& options, const Common& common) {
   models::GenerateOptions generate = options.generate;
   generate.cancel = common.cancel;
   return texts ? continue_texts(options, prompts, model, packs, generate, common)
-               : continue_ids(options, rows, model, generate, common);
+               : continue_ids(options, rows, model, packs, generate, common);
 }
 
 constexpr const char* kChatHelp =

@@ -3,8 +3,11 @@
 #include <emend/core/error.h>
 #include <emend/core/text.h>
 #include <emend/devices/doctor.h>
+#include <emend/editors/settings.h>
 #include <emend/models/family.h>
 #include <emend/models/tokenizer/tokenizer.h>
+
+#include <algorithm>
 
 #include "../benchmarks.h"
 
@@ -23,16 +26,24 @@ int run_plan(const PlanArguments& options, const Common& common) {
   const auto config = models::parse_config(checkpoint->config(), checkpoint->path().string());
   auto work = options.work;
   work.editing_layers = options.layers;
+  std::ranges::sort(work.editing_layers);
   if (work.editing_layers.empty())
     for (int64_t l = config.n_layers / 6; l < std::min(config.n_layers, config.n_layers / 6 + 5); ++l)
       work.editing_layers.push_back(l);
   work.first_gradient_layer =
       work.editing_layers.back() + 1 < config.n_layers ? work.editing_layers.back() + 1 : work.editing_layers.back();
   work.statistics = work.solve = true;
-  // auto: as on a machine that multiplies bfloat16 natively.
-  if (options.model.dtype == "float32" && (options.compute_dtype == "auto" || options.compute_dtype == "bfloat16"))
-    work.copy_bytes = 2;
-  const auto plan = models::plan_model(place_options(options.model), config, work, options.machine);
+  work.cached_tokens = work.rows * work.tokens;
+  const auto place = place_options(options.model);
+  if (place.dtype == at::kFloat) {
+    // The devices of a machine that is not here multiply bfloat16.
+    const auto here =
+        options.machine.empty() ? models::plan_model(place, config).placement.devices() : std::vector<c10::Device>();
+    const auto arithmetic = editors::arithmetic_of({.compute_dtype = options.compute_dtype}, place.dtype, here);
+    if (arithmetic.value_or(place.dtype) != place.dtype)
+      work.copy_bytes = static_cast<int64_t>(c10::elementSize(*arithmetic));
+  }
+  const auto plan = models::plan_model(place, config, work, options.machine);
   const auto names = models::device_module_names(models::family_named(config.family), config);
   common.print(plan.to_json(names), plan.to_text());
   return plan.fits ? 0 : exit_code(ErrorClass::kDevice);

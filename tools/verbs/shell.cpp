@@ -3,7 +3,6 @@
 #include <emend/core/text.h>
 
 #include <algorithm>
-#include <iostream>
 
 #include "../cli.h"
 

@@ -101,8 +101,13 @@ std::vector<KnownFact> from_facts(const datasets::FactSet& facts, const std::str
   return known;
 }
 
+void require_some(const char* option, int64_t limit) {
+  if (limit == 0) refuse({option, "0", "1 or more, or -1 for all", ""});
+}
+
 /// Known facts of a file: rows with prompt, subject and attribute, or any facts format with an old answer.
 std::vector<KnownFact> load_traceable(const TraceSettings& settings, const Common& common) {
+  require_some("--limit", settings.trace.max_facts);
   if (!settings.prompt.empty() || !settings.subject.empty()) {
     KnownFact one;
     one.subject = settings.subject;
@@ -195,10 +200,14 @@ int run_trace(const TraceArguments& options, const Common& common) {
   if (suggests) document["suggested"] = evaluation::suggest_layers(summary);
   if (folder) {
     folder->write_json("trace.json", document);
-    write_file(*folder / "trace.html", evaluation::trace_page(summary, model.checkpoint().path().filename().string()));
+    write_file(*folder / "trace.html", evaluation::trace_page(summary, workflow::short_model_name(model.checkpoint())));
   }
   std::string text = summary_text(summary, seconds);
-  if (suggests) text += "\nlayers to edit: " + document["suggested"]["layers"].dump() + "\n";
+  if (suggests) {
+    const auto& suggested = document["suggested"];
+    const auto caveat = suggested["caveat"].get<std::string>();
+    text += "\nlayers to edit: " + suggested["layers"].dump() + "\n" + (caveat.empty() ? "" : caveat + "\n");
+  }
   if (folder) text += "\nheat maps: " + (*folder / "trace.html").string() + "\n";
   common.print(document, text);
   return 0;
@@ -302,6 +311,7 @@ void require_fields(const SuggestArguments& options) {
 int run_suggest(const SuggestArguments& given, Common& common) {
   SuggestArguments options = given;
   require_fields(options);
+  require_some("--try-limit", options.edit.facts.read.limit);
   if (!options.out.empty()) require_new(options.out, false);
   const auto known = load_traceable(options.trace, common);
   auto& trace = options.trace.trace;
@@ -357,7 +367,7 @@ int run_suggest(const SuggestArguments& given, Common& common) {
   }
   const auto editor = editors::make_editor(options.editor, raw, model, common.log);
   const auto values = editor->hparams();
-  const std::string yaml = to_yaml(suggestion, values, checkpoint->path().filename().string(), options.editor);
+  const std::string yaml = to_yaml(suggestion, values, workflow::short_model_name(*checkpoint), options.editor);
   if (!options.out.empty()) write_file(options.out, yaml);
   nlohmann::ordered_json document = suggestion;
   document["editor"] = options.editor;

@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
 #include <emend/core/setting.h>
+#include <emend/core/text.h>
 #include <emend/devices/route.h>
 #include <emend/editors/steps/apply.h>
 #include <emend/editors/steps/post_norm.h>
@@ -210,13 +211,6 @@ std::shared_ptr<DirectKeys> fit_keys(const KeyPass& pass, std::set<Place> places
   return keys;
 }
 
-void require_one_mlp(const models::Model& model, const std::string& action) {
-  if (!model.config().no_edit_site.empty())
-    throw Error(ErrorClass::kUnsupported,
-                {action, "a " + model.family().name + " model", "one with a single MLP a layer",
-                 "steer it with the control vector, or ablate the direction everywhere"});
-}
-
 editors::WeightDelta ablation(const models::Model& model, const models::ExpectedTensor& tensor, const at::Tensor& q_DK,
                               const DirectChangeOptions& options, DirectKeys& keys) {
   const at::Tensor weight = model.weight(tensor.name);
@@ -328,7 +322,7 @@ DirectChange ablate_directions(models::Model& model, std::span<const Directions>
   const auto tables = tables_of(model);
   auto keys = make_direct_keys();
   if (!options.spared.empty()) {
-    require_one_mlp(model, "ablate");
+    require_one_mlp(model.config(), "ablate", false, true);
     std::set<Place> places;
     for (int layer = 0; layer < model.n_layers(); ++layer)
       if (options.layers.contains(layer)) places.insert({{Part::kAttnOut, layer}, {Part::kDown, layer}});
@@ -363,7 +357,7 @@ DirectChange bake_directions(models::Model& model, std::span<const Directions> d
                              const DirectChangeOptions& options, const Handles& lent) {
   const at::NoGradGuard no_grad;
   require_directions_fit(model, directions, options);
-  require_one_mlp(model, "bake");
+  require_one_mlp(model.config(), "bake", true, !options.spared.empty());
   KeyPass pass{model, {}, {}, options.answer_start};
   const auto biases = options.spared.empty() ? output_biases(model) : std::map<int, std::string>();
   std::set<Place> places;
@@ -399,6 +393,15 @@ DirectChange bake_directions(models::Model& model, std::span<const Directions> d
     figures.push_back(figures_of(deltas.back(), Part::kDown, report, spread));
   }
   return finish(model, "bake", std::move(deltas), std::move(figures), directions, options);
+}
+
+void require_one_mlp(const models::ModelConfig& config, const std::string& action, bool bakes, bool spares) {
+  if (config.no_edit_site.empty() || (!bakes && !spares)) return;
+  std::string advice;
+  if (bakes) advice = action == "optimise" ? "try " + setting("by", "ablate") : "ablate the direction, or steer by it";
+  if (spares) append_item(advice, "leave out " + setting("spare") + " and " + setting("where"), "; ");
+  throw Error(ErrorClass::kUnsupported,
+              {action, "a " + config.family + " model, a mixture of experts", "one with a single MLP a layer", advice});
 }
 
 bool changes_biases(const models::Model& model, const std::string& way, models::LayerRange layers) {

@@ -85,6 +85,10 @@ struct DirectChange {
 void require_adapter(const std::string& form, const models::Model& model, const std::string& way,
                      models::LayerRange layers, bool spares);
 
+/// Before the work: throws Error(kUnsupported) for a mixture of experts, which has no matrix that a direction is baked
+/// into, nor one that all keys of a layer enter, by which texts are spared. `action` names what is to be done.
+void require_one_mlp(const models::ModelConfig& config, const std::string& action, bool bakes, bool spares);
+
 /// How many times its change a weight gets.
 using Strengths = std::function<double(const DirectFigures&)>;
 /// Another strength for each weight. Those that get none are left out; Error(kInvalidArgument) if that are all.

@@ -67,7 +67,7 @@ struct Directions {
 struct FitOptions {
   std::string method = "mean";              ///< difference of means, first principal component, logistic probe
   bool chat = true;                         ///< through the chat template, where the model has one
-  int folds = 5;                            ///< of the cross-validation
+  int folds = 5;                            ///< of the cross-validation; no more than the smaller set has prompts
   std::vector<Directions> apart_from = {};  ///< the new directions get no share of these
 };
 /// Runs the prompts, takes the residual stream behind each block at their last token, and fits. Throws

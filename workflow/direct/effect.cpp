@@ -114,11 +114,11 @@ EffectReading read_effect(const models::Model& model, const EffectOptions& optio
       reading.scores[scorer.name] = scorer.score({reading.texts, options.prompts, &model, options.chat, lent});
   reading.neutral_ids =
       continued(model, neutral_rows(model), {kNeutralTokens, drafts(&EffectReading::neutral_ids)}, lent);
-  const evaluation::HealthOptions health{.score = {.progress = lent.progress, .cancel = lent.cancel}};
-  reading.neutral_log_probs = evaluation::next_token_log_probs(model, evaluation::probe_prompts(), health.score);
+  const evaluation::ScoreOptions scoring{.progress = lent.progress, .cancel = lent.cancel};
+  reading.neutral_log_probs = evaluation::next_token_log_probs(model, evaluation::probe_prompts(), scoring);
   if (!options.health_data.empty())
     reading.health = evaluation::evaluate_health(
-        model, evaluation::load_health_tasks(options.health_data, options.health_limit), health);
+        model, evaluation::load_health_tasks(options.health_data, options.health_limit), scoring);
   return reading;
 }
 

@@ -64,8 +64,9 @@ at::Tensor probe(const at::Tensor& rows_PD, const at::Tensor& labels_P) {
   return rows_PD.t().mv(alpha);
 }
 
-// What the method finds, [D] float64 of any length and sign.
-at::Tensor found_by(const std::string& method, const at::Tensor& positive_AD, const at::Tensor& negative_BD) {
+// What the method finds, [D] float64 of any length and sign. `pairs`: row i of both sets belongs together.
+at::Tensor found_by(const std::string& method, bool pairs, const at::Tensor& positive_AD,
+                    const at::Tensor& negative_BD) {
   const at::Tensor high = positive_AD.mean(0), low = negative_BD.mean(0), gap = high - low;
   if (method == "mean") return gap;
   const at::Tensor middle = (high + low) / 2;
@@ -73,7 +74,6 @@ at::Tensor found_by(const std::string& method, const at::Tensor& positive_AD, co
   if (method == "probe")
     return probe(all, at::cat({at::ones({positive_AD.size(0)}, at::kDouble),  //
                                at::zeros({negative_BD.size(0)}, at::kDouble)}));
-  const bool pairs = positive_AD.size(0) == negative_BD.size(0);
   return first_component(pairs ? positive_AD - negative_BD : all);
 }
 
@@ -162,6 +162,8 @@ Directions fit_directions(const models::Model& model, std::span<const ContrastPr
   auto rows = prompt_rows(model, positive, options.chat);
   for (auto& row : prompt_rows(model, negative, options.chat)) rows.push_back(std::move(row));
   const auto states = last_states(model, rows, lent);
+  const auto folds = std::min<int64_t>(options.folds, static_cast<int64_t>(std::min(positive.size(), negative.size())));
+  const bool pairs = positive.size() == negative.size();  // parts of unequal sets may be equal, and are no pairs
   Directions directions;
   directions.method = options.method;
   directions.model = short_model_name(model.checkpoint());
@@ -169,18 +171,17 @@ Directions fit_directions(const models::Model& model, std::span<const ContrastPr
   directions.about = {{"model_hint", model.config().model_type},
                       {"positive", positive.size()},
                       {"negative", negative.size()},
-                      {"folds", options.folds},
+                      {"folds", folds},
                       {"chat", options.chat && !model.tokenizer().chat_template().empty()}};
-  if (options.method == "pca" && positive.size() != negative.size())
+  if (options.method == "pca" && !pairs)
     lent.log.warning("direct.pca", std::to_string(positive.size()) + " and " + std::to_string(negative.size()) +
                                        " prompts make no pairs: the component is that of all states about the middle "
                                        "of both means, not of the pairs' differences");
   const auto border = std::ssize(positive);
-  const auto folds = std::min<int64_t>(options.folds, static_cast<int64_t>(std::min(positive.size(), negative.size())));
   for (size_t l = 0; l < states.size(); ++l) {
     const at::Tensor all = states[l].to(at::kDouble), a = all.slice(0, 0, border), b = all.slice(0, border);
     const Estimate estimate = [&](const at::Tensor& high_AD, const at::Tensor& low_BD) {
-      return spanning(apart(found_by(options.method, high_AD, low_BD), options.apart_from, l), high_AD, low_BD);
+      return spanning(apart(found_by(options.method, pairs, high_AD, low_BD), options.apart_from, l), high_AD, low_BD);
     };
     const at::Tensor direction = estimate(a, b);
     Separation figures = separation_of(estimate, a, b, folds);

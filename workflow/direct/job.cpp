@@ -8,6 +8,7 @@
 #include <emend/editors/packs/steer_part.h>
 #include <emend/evaluation/report.h>
 #include <emend/models/checkpoint.h>
+#include <emend/models/config.h>
 #include <emend/workflow/changes.h>
 #include <emend/workflow/direct/job.h>
 #include <emend/workflow/inputs.h>
@@ -110,6 +111,14 @@ std::string describe(ordered_json& document, const DirectChange& change) {
               : ", " + document["left"].get<std::string>() + " at most " + short_number(largest) + "\n");
 }
 
+// For people; to add is the plain way.
+std::string steering_text(const models::SteerOptions& steer) {
+  std::string how = steer.by == "add" ? "" : steer.by;
+  if (steer.decay > 0)
+    append_item(how, "falling to nothing over " + counted(static_cast<size_t>(steer.decay), "token"));
+  return "steering with strength " + short_number(steer.strength) + (how.empty() ? "" : " (" + how + ")");
+}
+
 const std::map<std::string, std::string> kTitles = {{"steer", "A direction to steer by"},
                                                     {"ablate", "A direction taken out"},
                                                     {"bake", "A direction written in"},
@@ -117,93 +126,15 @@ const std::map<std::string, std::string> kTitles = {{"steer", "A direction to st
 
 }  // namespace
 
-const std::vector<std::string>& direct_actions() {
-  static const std::vector<std::string> actions = {"fit", "steer", "ablate", "bake", "optimise"};
-  return actions;
-}
-
-void declare_direct(Options& o, DirectOptions& options) {
-  using List = std::vector<std::string>;
-  const List fit = {"fit"}, optimise = {"optimise"}, steers = {"fit", "steer"},
-             changes = {"ablate", "bake", "optimise"}, applies = {"steer", "ablate", "bake", "optimise"};
-  List forms;
-  for (const auto& format : save_formats()) forms.push_back(format.name);
-  o.add("ACTION", &options.action,
-        "fit (find the direction between two sets of prompts), steer (a pack that acts while the model computes), "
-        "ablate (take it out of what layers write), bake (write it in), optimise (search how strongly and where)",
-        {.choices = direct_actions(), .required = true})
-      .add("DIR", &options.directions, "folders of fit, or control vectors (.gguf), together",
-           {.type = "PATH", .only = applies})
-      .field("out", &options.out, "folder to write", {.type = "DIR", .required = true})
-      .field("force", &options.force, "replace what is there");
-  o.group("Fit")
-      .field("positive", &options.positive, "prompts with the behaviour: one a line, or JSON lines",
-             {.type = "FILE", .only = fit})
-      .field("negative", &options.negative, "prompts without it", {.type = "FILE", .only = fit})
-      .field("preset", &options.preset, "a contrast that comes with emend: " + join(direct_preset_names()),
-             {.type = "NAME", .only = fit})
-      .field("method", &options.fit.method, "difference of means, first principal component, logistic probe",
-             {.choices = {"mean", "pca", "probe"}, .only = fit})
-      .field("folds", &options.fit.folds, "of the cross-validation", {.limits = {2, 100}, .only = fit})
-      .field("apart_from", &options.apart_from, "folder of a direction that the new one gets no share of (repeatable)",
-             {.type = "PATH", .only = fit})
-      .field("no_chat", &options.no_chat, "prompts as they are, without the chat template");
-  o.group("Strength")
-      .field("layers", &options.layers, "A-B, both included, from 0; default: all (fit measures the best)",
-             {.type = "A-B"})
-      .field("strength", &options.change.strength,
-             "times the direction; fit: of the steering that is measured; ablate: share taken out; optimise: the most",
-             {.limits = {-1e4, 1e4}})
-      .field(
-          "steer", &options.steer.by,
-          "add, or set the coordinate along the direction to the strength, 0 as without the behaviour and 1 with it: "
-          "clamp; at-least, at-most: where it is below, above",
-          {.choices = {"add", "clamp", "at-least", "at-most"}, .only = steers})
-      .field("decay", &options.steer.decay, "the effect falls to nothing over so many tokens of an answer; 0: it stays",
-             {.limits = kNonNegative, .only = steers})
-      .field("from_layer", &options.change.from_layer, "this layer's direction everywhere; -1: its own",
-             {.limits = kCountOrAll, .only = changes})
-      .field("preserve_norm", &options.change.preserve_norm, "columns keep their lengths (full rank)",
-             {.only = {"ablate"}})
-      .field("where", &options.where,
-             "answer-start: at the token where an answer begins, the last of each prompt, and not in other texts",
-             {.choices = {"everywhere", kAnswerStart}, .only = changes})
-      .field("texts", &options.texts,
-             "texts whose keys count (ablate: with texts to spare); default: the model's own answers, or the prompts",
-             {.type = "FILE", .only = changes})
-      .field("spare", &options.spare, "texts that stay as they are (least squares on keys); own: what the model writes",
-             {.type = "FILE|own", .only = changes})
-      .field("spare_weight", &options.change.spare_weight, "of these texts", {.limits = kNonNegative, .only = changes})
-      .field("save", &options.save, join(forms), {.type = "LIST", .choices = forms, .list = true, .only = applies});
-  o.group("Optimise")
-      .field("trials", &options.search.trials, "how many", {.limits = {1, 100000}, .only = optimise})
-      .field("max_kl", &options.search.max_kl, "of the one that is taken: divergence on neutral texts, nat a token",
-             {.limits = kPositive, .only = optimise})
-      .field("by", &options.by, "what is tried",
-             {.type = "LIST", .choices = {"bake", "ablate"}, .list = true, .only = optimise})
-      .field("raise", &options.search.raise, "a higher score is better", {.only = optimise})
-      .field("search_prompts", &options.search_prompts,
-             "asked in every trial; default: the questions of the preset (others judge what was found)",
-             {.type = "FILE", .only = optimise})
-      .field("neutral", &options.neutral, "prompts that are to stay; default: beginnings of what the model writes",
-             {.type = "FILE", .only = optimise})
-      .field("seed", &options.search.seed, "of the trials", {.only = optimise})
-      .field("resume", &options.resume, "go on with the search that is there", {.only = optimise});
-  o.group("Effect")
-      .field("prompts", &options.prompts, "asked before and after; default: questions that come with emend",
-             {.type = "FILE"})
-      .field("scorer", &options.scorers, "scorer of the answers (docs/directions.md); default: the preset's",
-             {.type = "FILE"})
-      .field("max_new_tokens", &options.effect.max_new_tokens, "of an answer", {.limits = kPositive})
-      .field("health_data", &options.health_data, "folder of the health metric's files", {.type = "DIR"})
-      .field("no_effect", &options.no_effect, "measure nothing");
-}
-
 DirectJob::DirectJob(DirectOptions options) : options_(std::move(options)) {
   const auto trials = fs::path(options_.out) / "trials.jsonl";
   if (!options_.force && !options_.resume && fs::exists(trials) && !fs::exists(fs::path(options_.out) / "report.html"))
-    refuse({options_.out, "a search that was interrupted", "a new path",
-            "go on with it (" + setting("resume") + "), or choose another"});
+    refuse(search_has_ended(trials)
+               ? ErrorParts{options_.out, "a search that ended without a result", "a new path",
+                            "choose another, or replace it with " + setting("force") +
+                                "; if it was stopped after its last trial, " + setting("resume") + " finishes it"}
+               : ErrorParts{options_.out, "a search that was interrupted", "a new path",
+                            "go on with it (" + setting("resume") + "), or choose another"});
   require_new(options_.out, options_.force || options_.resume);
   remove_abandoned(options_.out, std::chrono::seconds(0));
   if (options_.resume && !fs::exists(trials))
@@ -220,6 +151,9 @@ DirectJob::DirectJob(DirectOptions options) : options_(std::move(options)) {
   options_.steer.strength = options_.change.strength;
   options_.steer.layers = options_.change.layers;
   const std::string& action = options_.action;
+  if (action == "optimise" && options_.change.strength <= 0)
+    refuse({setting("strength"), short_number(options_.change.strength), "above 0: the largest that is tried",
+            "bake is tried in both directions"});
   if (options_.change.strength == 0 && options_.steer.by == "add")
     refuse({setting("strength"), "0, with which nothing changes", "another", ""});
   const bool pair = !options_.positive.empty() && !options_.negative.empty();
@@ -267,19 +201,44 @@ DirectJob::DirectJob(DirectOptions options) : options_(std::move(options)) {
 void DirectJob::check(const models::Checkpoint& checkpoint) const {
   require_layers(options_.change.layers.last, checkpoint, setting("layers"));
   require_layers(options_.change.from_layer, checkpoint, setting("from_layer"));
+  std::optional<models::ModelConfig> config;
+  try {
+    config = models::parse_config(checkpoint.config(), checkpoint.path().string());
+  } catch (const Error&) {  // said where it is loaded
+  }
+  if (config) check_kind(*config);
+}
+
+void DirectJob::check_kind(const models::ModelConfig& config) const {
+  const std::string& action = options_.action;
+  if (action == "fit" || action == "steer") return;
+  const bool bakes =
+      action == "bake" || (action == "optimise" && std::ranges::find(options_.by, "bake") != options_.by.end());
+  require_one_mlp(config, action, bakes, !options_.spare.empty());
+}
+
+// Directions of another model point anywhere in this one.
+void DirectJob::warn_of_others(const models::Model& model, const Log& log) const {
+  const auto base = editors::lineage_of(model.checkpoint().path()).base;
+  const auto look_at = [&](const Directions& one, const std::string& name) {
+    if (one.fingerprint.empty()) {
+      if (const auto other = models::other_kind(one.about.value("model_hint", ""), model); !other.empty())
+        log.warning("direct.model", name + " was " + other);
+    } else if (one.fingerprint != model.fingerprint() && one.fingerprint != base) {
+      log.warning("direct.model", "a direction was fitted on " + one.model + " (" + one.fingerprint.substr(0, 12) +
+                                      "), this model is " + model.fingerprint().substr(0, 12) +
+                                      ": it is right only for the same model in another form, or a slight edit");
+    }
+  };
+  for (size_t i = 0; i < directions_.size(); ++i) look_at(directions_[i], options_.directions[i]);
+  for (size_t i = 0; i < apart_from_.size(); ++i) look_at(apart_from_[i], options_.apart_from[i]);
 }
 
 DirectResult DirectJob::run(models::Model& model, const Handles& lent) const {
   models::require_apart(options_.out, model.checkpoint().path());
-  const auto base = editors::lineage_of(model.checkpoint().path()).base;
-  for (const auto* ones : {&directions_, &apart_from_})
-    for (const auto& one : *ones)
-      if (!one.fingerprint.empty() && one.fingerprint != model.fingerprint() && one.fingerprint != base)
-        lent.log.warning("direct.model", "a direction was fitted on " + one.model + " (" +
-                                             one.fingerprint.substr(0, 12) + "), this model is " +
-                                             model.fingerprint().substr(0, 12) +
-                                             ": it is right only for the same model in another form, or a slight edit");
+  warn_of_others(model, lent.log);
   check(model.checkpoint());
+  check_kind(model.config());
   warn_of_edits_beside(model.checkpoint(), "direct.beside", lent.log);
   return options_.action == "fit" ? fit(model, lent) : change(model, lent);
 }
@@ -318,7 +277,7 @@ DirectResult DirectJob::fit(models::Model& model, const Handles& lent) const {
   if (!options_.no_effect) {
     auto& effect = document["effect"] =
         measured(model, lent, [&] { return std::make_shared<models::Steering>(model, vector, steer); });
-    effect["of"] = "steering with strength " + short_number(steer.strength) +
+    effect["of"] = steering_text(steer) +
                    (options_.layers.empty() ? " behind layer " + std::to_string(best) : " behind the layers named");
   }
   write_whole(
@@ -343,15 +302,21 @@ DirectChangeOptions DirectJob::change_options(const models::Model& model, bool b
   if (change.answer_start && (options_.no_chat || model.tokenizer().chat_template().empty()))
     lent.log.warning("direct.where",
                      "without a chat template a prompt's last token can hardly be told from those of other texts");
-  const auto ids_of = [&](const std::vector<ContrastPrompt>& prompts, std::vector<std::vector<int64_t>>& texts) {
-    for (auto& row : prompt_rows(model, prompts, !options_.no_chat)) texts.push_back(std::move(row));
+  const auto ids_of = [&](const std::vector<ContrastPrompt>& prompts, std::vector<std::vector<int64_t>>& texts,
+                          bool chat) {
+    for (auto& row : prompt_rows(model, prompts, chat && !options_.no_chat)) texts.push_back(std::move(row));
   };
   if (options_.spare == "own") change.spared = own_writing(model, 0, lent, 48, change.answer_start ? 4 : 2);
-  ids_of(spare_, change.spared);
-  ids_of(texts_, change.texts);
+  // In the template every text has the token where an answer begins, and that one is to change.
+  std::vector<ContrastPrompt> chats, plain;
+  for (const auto& one : spare_)
+    (change.answer_start && one.system.empty() && one.reply.empty() ? plain : chats).push_back(one);
+  ids_of(chats, change.spared, true);
+  ids_of(plain, change.spared, false);
+  ids_of(texts_, change.texts, true);
   if (texts_.empty() && (bakes || !change.spared.empty())) {
     if (change.answer_start)
-      ids_of(preset_.questions, change.texts);
+      ids_of(preset_.questions, change.texts, true);
     else
       change.texts = own.empty() ? answered(model, preset_.questions, !options_.no_chat, lent) : own;
     if (change.spared.empty()) {

@@ -46,16 +46,20 @@ struct DirectResult {
 class DirectJob {
  public:
   /// Reads prompts, directions and scorers. Throws Error for what is wrong with them, or with options that do not go
-  /// together, or if there is something at `out` that neither `force` nor `resume` allows for.
+  /// together, or if there is something at `out` that neither `force` nor `resume` allows for, or that cannot be
+  /// replaced.
   explicit DirectJob(DirectOptions options);
-  /// Refuses layers that this model lacks. Throws Error(kInvalidArgument).
+  /// Refuses layers that this model lacks, and changes that its kind cannot have, before it is loaded. Throws
+  /// Error(kInvalidArgument), Error(kUnsupported).
   void check(const models::Checkpoint& checkpoint) const;
   /// Writes `out`. The model is as it was when this returns.
   [[nodiscard]] DirectResult run(models::Model& model, const Handles& lent) const;
 
  private:
   [[nodiscard]] DirectResult fit(models::Model& model, const Handles& lent) const;
+  void check_kind(const models::ModelConfig& config) const;
   void check_save(const models::Model& model) const;
+  void warn_of_others(const models::Model& model, const Log& log) const;
   [[nodiscard]] DirectResult change(models::Model& model, const Handles& lent) const;
   [[nodiscard]] nlohmann::ordered_json measured(const models::Model& model, const Handles& lent,
                                                 const std::function<std::shared_ptr<void>()>& change) const;

@@ -5,6 +5,7 @@
 #include <emend/core/mapped.h>
 #include <emend/core/setting.h>
 #include <emend/core/splitmix64.h>
+#include <emend/core/text.h>
 #include <emend/evaluation/health.h>
 #include <emend/models/tokenizer/tokenizer.h>
 #include <emend/workflow/direct/optimise.h>
@@ -381,9 +382,24 @@ void require_search(std::span<const DirectChange> changes, const OptimiseOptions
   if (changes.empty()) refuse({"optimise", "no change", "at least one", ""});
   if (options.prompts.empty()) refuse({"optimise", "no prompts", "some that the scorer's answers are asked with", ""});
   if (options.trials < 1) refuse({setting("trials"), std::to_string(options.trials), "1 or more", ""});
+  if (!(options.most > 0))
+    refuse({setting("strength"), short_number(options.most), "above 0, the largest that is tried",
+            "bake is tried in both directions"});
 }
 
 }  // namespace
+
+bool search_has_ended(const std::filesystem::path& journal) {
+  std::istringstream lines(read_file(journal));
+  std::string line;
+  std::optional<JsonFault> unreadable;
+  std::getline(lines, line);
+  const json settings = parse_json(line, {}, unreadable);
+  int64_t done = 0;
+  while (std::getline(lines, line)) ++done;
+  const auto trials = settings.is_object() ? settings.value("trials", json()) : json();
+  return trials.is_number_integer() && done >= trials.get<int64_t>();
+}
 
 double DirectTrial::at(const DirectFigures& weight) const {
   const double away = std::abs(weight.layer - layer) / reach;

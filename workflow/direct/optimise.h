@@ -27,7 +27,7 @@ struct OptimiseOptions {
   bool chat = true;
   int trials = 60;
   uint64_t seed = 0;
-  double most = 1;                     ///< largest strength that is tried
+  double most = 1;                     ///< largest strength that is tried, above 0
   double max_kl = 0.05;                ///< nats a token on neutral texts, of the trial that is chosen
   nlohmann::json about;                ///< what else decides the result, for the journal
   std::filesystem::path journal = {};  ///< file that keeps every trial, so that a search goes on; empty: none
@@ -58,7 +58,12 @@ struct Optimum {
   bool at_best = false;       ///< no score is better than that before: nothing was tried
 };
 
-/// Throws Error(kInvalidArgument) for no changes, trials or prompts, and for a journal of another search.
+/// Whether a journal holds all trials of its search, so that there is nothing to go on with but its end. Throws as
+/// read_file.
+[[nodiscard]] bool search_has_ended(const std::filesystem::path& journal);
+
+/// Throws Error(kInvalidArgument) for no changes, trials or prompts, a `most` that is not above 0, and for a journal of
+/// another search.
 [[nodiscard]] Optimum optimise_strengths(models::Model& model, std::span<const DirectChange> changes,
                                          const OptimiseOptions& options, const Handles& lent = {});
 

@@ -89,10 +89,12 @@ std::string words_in(std::string_view text) {
   return spaced(plain(text));
 }
 
+// Words that are the same in this form count once.
 int64_t occurrences(const std::string& spaced_text, const std::vector<std::string>& words) {
+  std::set<std::string> forms;
+  for (const auto& word : words) forms.insert(words_in(word));
   int64_t found = 0;
-  for (const auto& word : words) {
-    const std::string wanted = words_in(word);
+  for (const auto& wanted : forms) {
     if (wanted.size() < 2) continue;
     for (size_t at = spaced_text.find(wanted); at != std::string::npos; at = spaced_text.find(wanted, at + 1)) ++found;
   }

@@ -30,8 +30,8 @@ struct Scorer {
   /// probability of `words` against `against` where the model is asked `ask`. "command": mean of the numbers that the
   /// command `words` gives.
   std::string kind = "rate";
-  /// Or phrases; compared without case and punctuation (also the typographer's and that of CJK), as whole words. Those
-  /// of "next" and "judge" as the tokens that go on from the prompt.
+  /// Or phrases; compared without case and punctuation (also the typographer's and that of CJK), as whole words; two
+  /// spellings of one word count once. Those of "next" and "judge" as the tokens that go on from the prompt.
   std::vector<std::string> words = {};
   std::vector<std::string> against = {};
   std::string ask = {};  ///< with {prompt} and {answer}

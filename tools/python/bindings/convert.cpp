@@ -149,7 +149,7 @@ models::Prompts prompts_of(const py::object& inputs) {
 }
 
 std::vector<std::vector<int64_t>> rows_of(const models::Model& model, models::Prompts inputs) {
-  for (const auto& text : inputs.texts) inputs.ids.push_back(model.tokenizer().encode_ids(text, true));
+  for (const auto& text : inputs.texts) inputs.ids.push_back(model.tokenizer().encode_prompt(text).ids);
   return std::move(inputs.ids);
 }
 

@@ -4,6 +4,7 @@
 #include <emend/editors/packs/runtime.h>
 #include <emend/editors/registry.h>
 #include <emend/models/checkpoint.h>
+#include <emend/workflow/card.h>
 #include <emend/workflow/inputs.h>
 #include <emend/workflow/run.h>
 #include <emend/workflow/save_formats.h>
@@ -332,6 +333,7 @@ void bind_editing(py::module_& module) {
             if (path.empty() || std::filesystem::exists(folder / "config.json")) models::require_apart(path, folder);
             workflow::require_own_kind(workflow::save_format("pack"), path);
             unlocked([&] { editors::save_pack(path, pack); });
+            workflow::remove_card(path, {});
           },
           py::arg("path"))
       .def("__repr__", [](const editors::EditPack& pack) {

@@ -24,13 +24,23 @@ void append(Texts& texts, const Texts& more) {
   texts.insert(texts.end(), more.begin(), more.end());
 }
 
+// Rows of the caller's, read as those of a file are.
+FactSet parsed(const nlohmann::json& rows, const std::string& where, const Log& log) {
+  try {
+    return datasets::parse_fact_rows(rows, where, {}, log);
+  } catch (const Error& error) {  // no file is damaged
+    if (error.error_class() != ErrorClass::kCorruption) throw;
+    throw Error(ErrorClass::kInvalidArgument, parts_of(error));
+  }
+}
+
 // Probes as to_dict has them, {"one_hop": [{"prompt": …, "answers": […]}]}, read as those of a file are.
 void read_probes(Fact& fact, const py::object& locality, const py::object& portability) {
   nlohmann::json row = {{"prompt", fact.prompt}, {"subject", fact.subject}, {"target_new", fact.target_new}};
   if (!locality.is_none()) row["locality"] = to_json(locality, "locality");
   if (!portability.is_none()) row["portability"] = to_json(portability, "portability");
   if (row.size() == 3) return;
-  auto read = datasets::parse_fact_rows(nlohmann::json::array({std::move(row)}), "Fact").facts.at(0);
+  auto read = parsed(nlohmann::json::array({std::move(row)}), "Fact", {}).facts.at(0);
   fact.locality = std::move(read.locality);
   fact.portability = std::move(read.portability);
 }
@@ -128,12 +138,7 @@ FactSet from_rows(const py::list& rows) {
           one.erase(own);
         }
   }
-  try {
-    return datasets::parse_fact_rows(list, "facts", {}, warnings());
-  } catch (const Error& error) {  // no file is damaged
-    if (error.error_class() != ErrorClass::kCorruption) throw;
-    throw Error(ErrorClass::kInvalidArgument, parts_of(error));
-  }
+  return parsed(list, "facts", warnings());
 }
 
 }  // namespace

@@ -91,7 +91,7 @@ void bind_hooks(py::module_& module) {
            "Calls function(tensor) at a site. It returns None, or a new tensor of the same shape, dtype and device.")
       .def("stop_after", &Hooks::stop_after, py::arg("site"), py::return_value_policy::reference_internal,
            "Ends the forward pass after this site.")
-      .def("captured", &Hooks::captured, py::arg("site"), "What was captured in the latest pass.")
+      .def("captured", &Hooks::captured, py::arg("site"), "What was captured in the latest pass that reached the site.")
       .def("__enter__", &Hooks::enter, py::return_value_policy::reference_internal)
       .def("__exit__", &Hooks::exit);
   module.def("sites", &sites, py::arg("model"), "The names of all places in a model where hooks can be attached.");

@@ -9,6 +9,7 @@
 #include <emend/models/gguf/convert.h>
 #include <emend/models/placing.h>
 #include <emend/models/tokenizer/tokenizer.h>
+#include <emend/workflow/card.h>
 #include <emend/workflow/packs.h>
 #include <emend/workflow/save_formats.h>
 
@@ -198,11 +199,13 @@ void bind_models(py::module_& module) {
             const py::gil_scoped_release unlocked;
             const bool gguf = path.extension() == ".gguf";
             workflow::require_own_kind(workflow::save_format(gguf ? "gguf" : "model"), path);
-            if (gguf) {
+            std::vector<std::string> changed;
+            if (gguf)
               models::write_gguf(model, path, {});
-              return std::vector<std::string>{};
-            }
-            return models::save_model(model, path);
+            else
+              changed = models::save_model(model, path);
+            workflow::remove_card(path, {});
+            return changed;
           },
           py::arg("path"),
           "Writes a Hugging Face folder, or a GGUF file if the name ends in .gguf. Returns the names of the changed "

@@ -131,13 +131,15 @@ py::list next_tokens(const Model& model, const py::object& inputs, int64_t count
 
 void bind_model_methods(py::module_& module) {
   auto model = py::class_<Model, std::shared_ptr<Model>>(module.attr("Model"));
-  model.def("trace", &trace, py::arg("inputs"), py::arg("sites") = py::list(), py::arg("edit") = py::dict(),
-            "One pass that shows what lies at sites, with changes on the way.\n\n"
-            "inputs: a text, texts, or rows of token ids.\n"
-            "sites: names as \"layers.3.attn_pattern\"; emend.sites(model) lists them.\n"
-            "edit: {site: change}. A change is a function of the tensor (in the layout of Trace; it returns a new one "
-            "or changes the one it gets), \"zero\", \"mean\" (over all tokens), a tensor or number that is put there, "
-            "another Trace whose value is put there, a Patch, or a list of these.");
+  model.def(
+      "trace", &trace, py::arg("inputs"), py::arg("sites") = py::list(), py::arg("edit") = py::dict(),
+      "One pass that shows what lies at sites, with changes on the way.\n\n"
+      "inputs: a text, texts, or rows of token ids.\n"
+      "sites: names as \"layers.3.attn_pattern\"; emend.sites(model) lists them.\n"
+      "edit: {site: change}. A change is a function of the tensor (in the layout of Trace; it returns a new one "
+      "or changes the one it gets), \"zero\", \"mean\" (over all tokens; of scores and patterns over those that see "
+      "a key), a tensor or number that is put there, another Trace whose value is put there, a Patch, or a list of "
+      "these.");
   model.def("next_tokens", &next_tokens, py::arg("inputs"), py::arg("count") = 10,
             "The likeliest tokens behind a text, the likeliest first: (text, probability, id).");
   model.def(

@@ -1,21 +1,26 @@
 """What notebooks show of traces, facts, runs, and the difference between two models."""
+import math
 from html import escape
 
 from ._emend import FactSet, Run, Trace
 from ._errors import ArgumentError
 
 
-def _cell(value, largest, title):
-    share = 0 if not largest else min(1.0, max(0.0, value / largest))
-    return f'<td title="{escape(title)}: {value:.3g}" style="padding:0;min-width:1.1em;height:1.1em;background:rgba(33,102,172,{share:.3f})"></td>'
+def _cell(value, lowest, largest, title):
+    style = "padding:0;min-width:1.1em;height:1.1em"
+    if value is None:
+        return f'<td title="{escape(title)}: hidden" style="{style}"></td>'
+    share = 0 if largest <= lowest else min(1.0, max(0.0, (value - lowest) / (largest - lowest)))
+    return f'<td title="{escape(title)}: {value:.3g}" style="{style};background:rgba(33,102,172,{share:.3f})"></td>'
 
 
-def _grid(rows, names, columns):
-    """A heat map; each value's share of the largest is its colour."""
-    largest = max((value for row in rows for value in row if value == value and abs(value) != float("inf")), default=0)
+def _grid(rows, names, columns, from_zero=True):
+    """A heat map; the colour is each value's place between the lowest (or 0) and the largest. None is hidden."""
+    finite = [value for row in rows for value in row if value is not None and math.isfinite(value)]
+    lowest, largest = 0 if from_zero else min(finite, default=0), max(finite, default=0)
     head = "".join(f'<th style="font-weight:normal;writing-mode:vertical-rl">{escape(name)}</th>' for name in columns)
     body = "".join(f'<tr><th style="font-weight:normal;text-align:right">{escape(name)}</th>' +
-                   "".join(_cell(value, largest, f"{name} | {column}") for value, column in zip(row, columns)) + "</tr>"
+                   "".join(_cell(value, lowest, largest, f"{name} | {column}") for value, column in zip(row, columns)) + "</tr>"
                    for name, row in zip(names, rows))
     return f'<table style="border-collapse:collapse;font-size:80%"><tr><th></th>{head}</tr>{body}</table>'
 
@@ -34,9 +39,10 @@ def _trace(trace):
         for site in trace.sites:
             value = trace[site][row].detach().float().cpu()
             if site.endswith(("attn_scores", "attn_pattern")):
-                shown = value[:, :len(tokens), :len(tokens)]
+                mean = value[:, :len(tokens), :len(tokens)].mean(0).tolist()
+                shown = [[None if score == -math.inf else score for score in scores] for scores in mean]
                 parts.append(f"<div>{escape(site)}, mean of {len(value)} heads</div>" +
-                             _grid(shown.masked_fill(shown.isinf(), 0).mean(0).tolist(), tokens, tokens))
+                             _grid(shown, tokens, tokens, from_zero=site.endswith("attn_pattern")))
             else:
                 lengths.append((site, value[:len(tokens)].flatten(1).norm(dim=-1).tolist()))
         if lengths:
