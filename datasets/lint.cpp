@@ -254,7 +254,7 @@ void check_conflicts(const FactSet& set, std::vector<Finding>& findings) {
     const std::string both =
         new_question ? "the same subject and relation (" + fact.relation_id + ")" : "the same prompt";
     if (same_answer && !new_question) {
-      const bool remove = adds_nothing(fact, earlier);
+      const bool remove = group_of[i] == 0 && adds_nothing(fact, earlier);  // facts of groups stay
       Finding finding = about(set, i, Severity::kWarning, "duplicate",
                               "the same request as at " + earlier.where() +
                                   (remove ? "; remove one" : ", in another spelling or with other fields; keep one"));

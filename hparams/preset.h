@@ -1,7 +1,7 @@
 // Presets: published and measured hyper-parameters for an editor and a model. The YAML files hparams/<editor>.yaml are
 // compiled into the library, so that they are found from the build tree and from an installed prefix alike.
 //
-// A preset states algorithm facts only (no devices, batch sizes or dtypes):
+// A preset states algorithm facts only (no devices, dtypes or sizes of a run's batches):
 //   common:                        # what these presets say unless they say otherwise
 //     v_lr: 0.5
 //   gpt2-xl:                       # the model, an entry of hparams/models.yaml, which says how it is recognised

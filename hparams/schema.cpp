@@ -108,10 +108,11 @@ void ErasedSchema::parse(void* object, const RawHparams& raw, const Log& log) co
   std::vector<std::string> ignored;
   for (const RawEntry& entry : raw.entries()) {
     if (const ErasedField* field = find_field(fields, entry.key)) {
-      if (std::find(given.begin(), given.end(), field) != given.end())
+      const bool again = std::find(given.begin(), given.end(), field) != given.end();
+      if (again && entry.value.line != 0)  // in a file; a setting replaces what was given under any name
         refuse({entry.where, entry.key + " is another name for " + field->info.name + ", which is given too",
                 "one of them", "remove one"});
-      given.push_back(field);
+      if (!again) given.push_back(field);
       if (const std::string expected = field->read(object, field->info.options, entry.value); !expected.empty())
         refuse_value(*field, entry, expected);
       continue;

@@ -38,9 +38,9 @@ class Checkpoint {
   [[nodiscard]] virtual int64_t spare_neurons() const { return 0; }
 };
 
-/// Opens a folder, a .gguf file, or ORG/NAME in the Hugging Face cache (HF_HUB_CACHE > HF_HOME/hub >
-/// ~/.cache/huggingface/hub). Throws Error(kNotFound) saying what was looked for and where; Error(kUnsupported) for
-/// .bin/.pt (pickle) checkpoints with the conversion to use; Error(kCorruption) for damaged files.
+/// Opens a folder, a .gguf file, or ORG/NAME in the cache of huggingface_hub (HF_HUB_CACHE, HF_HOME, …). Throws
+/// Error(kNotFound) saying what was looked for and where; Error(kUnsupported) for .bin/.pt (pickle) checkpoints with
+/// the conversion to use; Error(kCorruption) for damaged files.
 [[nodiscard]] std::shared_ptr<const Checkpoint> open_checkpoint(const std::string& path_or_name);
 
 /// What Model::fingerprint() would be, without loading: the checkpoint's, and what its config.json says of arithmetic.

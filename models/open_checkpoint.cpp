@@ -11,10 +11,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// As huggingface_hub looks for it.
 fs::path hub_cache() {
-  if (const auto cache = environment("HF_HUB_CACHE"); !cache.empty()) return cache;
-  if (const auto home = environment("HF_HOME"); !home.empty()) return fs::path(home) / "hub";
   const auto home = environment("HOME");
+  const auto full = [&](const std::string& path) {
+    return path.starts_with("~/") && !home.empty() ? fs::path(home) / path.substr(2) : fs::path(path);
+  };
+  if (const auto cache = environment("HF_HUB_CACHE"); !cache.empty()) return full(cache);
+  if (const auto own = environment("HF_HOME"); !own.empty()) return full(own) / "hub";
+  if (const auto caches = environment("XDG_CACHE_HOME"); !caches.empty()) return full(caches) / "huggingface" / "hub";
   return home.empty() ? fs::path() : fs::path(home) / ".cache" / "huggingface" / "hub";
 }
 

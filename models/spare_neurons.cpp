@@ -57,6 +57,7 @@ SpareNeurons::SpareNeurons(const Checkpoint& checkpoint, int64_t count) : checkp
   const ModelConfig before = config_of(checkpoint, checkpoint.config());
   width_ = before.mlp_width;
   width_names_ = family.keys.mlp_width;
+  nested_ = checkpoint.config().contains("text_config") && !family.nested_defaults.empty();
   const ModelConfig after = config_of(checkpoint, widened(nlohmann::ordered_json(checkpoint.config())));
   const auto now = expected_tensors(family, before), then = expected_tensors(family, after);
   std::map<std::string, size_t> grow;
@@ -94,11 +95,12 @@ at::Tensor SpareNeurons::widened(const std::string& name, const at::Tensor& tens
 
 nlohmann::ordered_json SpareNeurons::widened(nlohmann::ordered_json config) const {
   if (count_ == 0) return config;
+  auto& sizes = nested_ ? config["text_config"] : config;
   const auto said = std::ranges::find_if(
-      width_names_, [&](const std::string& name) { return config.contains(name) && config[name].is_number_integer(); });
+      width_names_, [&](const std::string& name) { return sizes.contains(name) && sizes[name].is_number_integer(); });
   // Qwen says twice the width.
-  const int64_t times = said == width_names_.end() ? 1 : config[*said].get<int64_t>() / width_;
-  config[said == width_names_.end() ? width_names_.front() : *said] = times * (width_ + count_);
+  const int64_t times = said == width_names_.end() ? 1 : sizes[*said].get<int64_t>() / width_;
+  sizes[said == width_names_.end() ? width_names_.front() : *said] = times * (width_ + count_);
   return config;
 }
 

@@ -33,6 +33,7 @@ class SpareNeurons {
   const Checkpoint& checkpoint_;
   int64_t count_, width_ = 0;             // of all MLPs, without them
   std::vector<std::string> width_names_;  // what config.json may call it
+  bool nested_ = false;                   // and in an object of its own (multimodal models)
   std::map<std::string, Grown> shapes_;
 };
 

@@ -192,7 +192,7 @@ class FullCheck {
         check.name = "edit " + placed.kind + ": " + method.name + ", " + kDtypeNames[d];
         check.device = join(placed.devices, "+", [](c10::Device device) { return devices::to_string(device); });
         check.limit = method.limits[d];
-        try {
+        (void)faultless(check, [&] {
           const auto engine = host && d == 0 ? editors::Engine::kReference : editors::Engine::kFast;
           auto got = edit(method, placed.devices, kDtypes[d], engine);
           auto& expected = expected_[{method.name, host ? 0 : d}];
@@ -200,36 +200,31 @@ class FullCheck {
           check.value = difference(got, expected);
           check.status = check.value <= check.limit ? CheckStatus::kOk : CheckStatus::kFailed;
           if (check.status == CheckStatus::kFailed) check.detail = "differs from the CPU's edit";
-        } catch (const c10::Error& error) {
-          fault(check, error.what_without_backtrace());
-        } catch (const Error& error) {
-          if (error.error_class() == ErrorClass::kCancelled) throw;
-          fault(check, error.what());
-        }
+        });
         checks_.push_back(std::move(check));
       }
   }
 
-  // Where memory is short, nothing is known to be wrong.
-  static void fault(Check& check, const std::string& what) {
-    const bool memory = what.find("out of memory") != std::string::npos;
+  // Does it, or notes in the row why it cannot be done. Where memory is short, nothing is known to be wrong.
+  static bool faultless(Check& check, const std::function<void()>& work) {
+    try {
+      work();
+      return true;
+    } catch (const c10::Error& error) {
+      check.detail = error.what_without_backtrace();
+    } catch (const Error& error) {
+      if (error.error_class() == ErrorClass::kCancelled) throw;
+      check.detail = error.what();
+    }
+    const bool memory = check.detail.find("out of memory") != std::string::npos;
     check.status = memory ? CheckStatus::kSkipped : CheckStatus::kFailed;
-    check.detail = what;
+    return false;
   }
 
   // What cannot be done is a row of its own, and the rest goes on.
   void attempt(const std::string& name, c10::Device device, const std::function<void()>& work) {
     Check check{name, CheckStatus::kFailed, "", "", devices::to_string(device)};
-    try {
-      work();
-      return;
-    } catch (const c10::Error& error) {
-      fault(check, error.what_without_backtrace());
-    } catch (const Error& error) {
-      if (error.error_class() == ErrorClass::kCancelled) throw;
-      fault(check, error.what());
-    }
-    checks_.push_back(std::move(check));
+    if (!faultless(check, work)) checks_.push_back(std::move(check));
   }
 
   // The best of three, after one that warms up; `work` returns what must be finished.

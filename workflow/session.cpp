@@ -335,9 +335,10 @@ editors::EditPack Session::pack() const {
   whole.editor = editor_->name();
   whole.hparams = editor_->hparams();
   whole.seed = options_.seed;
+  whole.engine = context_.engine;
   whole.deltas = deltas();
-  // The templates alone, so that the pack of a resumed sequence has the same bytes.
-  if (!results_.empty() && results_.back().contexts) whole.contexts = {results_.back().contexts->groups, false, 0};
+  for (const auto& batch : results_)
+    if (batch.contexts) whole.contexts = batch.contexts;
   std::vector<datasets::Fact> written;  // without those that failed or were taken back
   size_t place = 0;
   for (size_t b = 0; b < results_.size(); ++b)

@@ -32,6 +32,10 @@ LocateRecipe core_recipe(const CoreHparams& h, const RecipeInputs& in) {
                                  targets.sites[0].layer + static_cast<int>(h.layer_range));
   for (int layer = targets.sites[0].layer + 1; h.reg_lambda > 0 && layer <= last; ++layer)
     targets.watched_layers.push_back(layer);
+  if (h.reg_lambda > 0 && targets.watched_layers.empty())
+    refuse({in.raw.where(h.layer_range == 0 ? "layer_range" : "layers"),
+            "reg_lambda with no layer above the last rewritten one to compare states in",
+            "a layer_range of at least 1, and layers below the one that is read for the loss", "or reg_lambda 0"});
   targets.watched_loss = [weight = h.reg_lambda](const at::Tensor& states_LJD) {
     return disagreement(states_LJD) * weight;
   };
@@ -49,7 +53,7 @@ EditorInfo make_core() {
                  "weight of how far a fact's state differs from context to context; 0 disables it",
                  {.formula = "times mean over layers of sum |hi - hj|^2 / D, i < j", .min = 0})
           .field("layer_range", &H::layer_range, "layers above the last rewritten one whose states are compared",
-                 {.min = 0})
+                 {.min = 0, .max = 10000})
           .unused("context", "contexts that begin with a fact's own words are not carried: give contexts as an input")
           .unused("ctx_num", "context_template_length_params says how many")
           .unused("ctx_len", "context_template_length_params says how long")

@@ -50,10 +50,12 @@ at::Tensor merged(const std::vector<WiseMemory>& memories, const WiseHparams& h)
     }
     parts.push_back(delta);
   }
-  const at::Tensor all = at::stack(parts);
-  if (h.merge_alg == "linear") return all.mean(0) * h.weights;
-  const at::Tensor agree = (all.sign() == all.sum(0).sign()).logical_and(all != 0);
-  return (all * agree).sum(0) / agree.sum(0).clamp_min(1);  // equal weights cancel
+  // By the facts that each holds, so that a memory made of several counts as they did.
+  const auto facts = mapped(memories, [](const auto& memory) { return static_cast<double>(memory.case_ids.size()); });
+  const at::Tensor all = at::stack(parts), share_M11 = at::tensor(facts, all.options()).view({-1, 1, 1});
+  if (h.merge_alg == "linear") return (all * share_M11).sum(0) / share_M11.sum() * h.weights;
+  const at::Tensor agree = (all.sign() == (all * share_M11).sum(0).sign()).logical_and(all != 0) * share_M11;
+  return (all * agree).sum(0) / agree.sum(0).clamp_min(1);  // weights that are equal cancel
 }
 
 class WiseTraining {

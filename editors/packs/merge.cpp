@@ -302,7 +302,10 @@ Merge merge_packs(std::span<const NamedPack> packs, OnConflict on_conflict) {
     all.facts.insert(all.facts.end(), chosen[i]->facts.begin(), chosen[i]->facts.end());
     all.runtime.insert(all.runtime.end(), chosen[i]->runtime.begin(), chosen[i]->runtime.end());
   }
+  const auto room = all.extra.find("spare_neurons");  // parts have one base, and so one room
+  const nlohmann::json spare = room == all.extra.end() ? nlohmann::json() : *room;
   if (packs.size() > 1) all.extra = provenance(packs, merge);
+  if (!spare.is_null()) all.extra["spare_neurons"] = spare;
   merge_weights(chosen, merge);
   return merge;
 }

@@ -20,27 +20,31 @@ class Chats {
 
   [[nodiscard]] std::vector<FactChats> of(std::span<const datasets::Fact> facts, const CancelToken& cancel) const {
     std::vector<FactChats> all(facts.size());
-    std::vector<std::pair<size_t, std::string>> questions;  // by the place of their fact
+    struct Question {
+      size_t place, slot;  // of its fact, and of the subject in it
+      std::string text;
+    };
+    std::vector<Question> questions;
     std::vector<std::vector<int64_t>> prompts;
     for (size_t i = 0; i < facts.size(); ++i) {
       const std::string full = facts[i].full_prompt();
-      if (auto row = conversation(full + " what?", full, facts[i].subject))
+      if (auto row = conversation(full + " what?", facts[i].prompt.find("{}"), full, facts[i].subject))
         all[i].asked.push_back(std::move(row->prompt));
       for (const char* form : kChatQuestions) {
         std::string question = datasets::with_subject(form, facts[i].subject);
         auto ids = models::encode_chat(tokenizer_, opened(question)).ids;
         if (std::ssize(ids) + kReplyTokens > model_.max_positions()) continue;
-        questions.emplace_back(i, std::move(question));
+        questions.push_back({i, std::string_view(form).find("{}"), std::move(question)});
         prompts.push_back(std::move(ids));
       }
     }
     const auto replies = continue_greedily(model_, prompts, kReplyTokens, cancel);
     for (size_t q = 0; q < questions.size(); ++q) {
-      const auto& [place, question] = questions[q];
+      const auto& [place, slot, question] = questions[q];
       const auto& [ids, nll] = replies[q];
       const size_t count = count_of(ids, facts[place].subject);
       const std::string text = tokenizer_.decode(std::span(ids).first(count), true);
-      auto row = count == 0 ? std::nullopt : conversation(question, text, facts[place].subject);
+      auto row = count == 0 ? std::nullopt : conversation(question, slot, text, facts[place].subject);
       if (!row || std::ssize(row->prompt.ids) != row->begin + static_cast<int64_t>(count)) continue;  // another split
       row->floors.assign(nll.begin(), nll.begin() + static_cast<std::ptrdiff_t>(count));
       all[place].replies.push_back(std::move(*row));
@@ -61,12 +65,13 @@ class Chats {
     return std::min(reply.size(), kWithoutName);
   }
 
-  [[nodiscard]] std::optional<ChatReply> conversation(const std::string& question, const std::string& reply,
-                                                      const std::string& subject) const {
+  // The subject stands at byte `slot` of the question.
+  [[nodiscard]] std::optional<ChatReply> conversation(const std::string& question, size_t slot,
+                                                      const std::string& reply, const std::string& subject) const {
     const std::string before = opened(question);
     const size_t asked = before.rfind(question), again = reply.find(subject);
-    if (asked == std::string::npos) return std::nullopt;
-    const size_t begin = asked + question.find(subject);
+    if (asked == std::string::npos || slot == std::string::npos) return std::nullopt;
+    const size_t begin = asked + slot;
     ChatReply row;
     row.prompt.text = before + reply;
     models::Encoding encoding = models::encode_chat(tokenizer_, row.prompt.text);

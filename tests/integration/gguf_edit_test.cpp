@@ -272,31 +272,38 @@ TEST_F(GgufEdit, SpareNeuronsChangeNothing) {
   int widened = 0, refused = 0;
   ConvertOptions wider;
   wider.spare_neurons = 8;
+  std::vector<std::pair<std::string, nlohmann::json>> configs;
   for (const FamilySpec& family : all_families())
     for (const DebugFlavour& flavour : family.debug) {
-      SCOPED_TRACE(family.name + " " + flavour.name);
-      const auto hf = make_folder(folder_, nlohmann::json::parse(flavour.config));
-      const auto target = folder_ / ("wide-" + family.name + "-" + flavour.name);
-      const Model before = load_model(hf.string(), {.tokenizer = false});
-      try {
-        (void)convert_model(hf.string(), target, wider);
-      } catch (const Error& error) {
-        EXPECT_EQ(error.error_class(), ErrorClass::kUnsupported) << error.what();
-        EXPECT_NE(std::string(error.what()).find("mixture of experts"), std::string::npos) << error.what();
-        ++refused;
-        continue;
-      }
-      const Model after = load_model(target.string(), {.tokenizer = false});
-      EXPECT_EQ(after.config().mlp_width, before.config().mlp_width + 8);
-      const auto batch = TokenBatch::from_rows({{3, 14, 15, 9, 26, 5}, {35, 8, 9}});
-      const at::Tensor was = before.forward(batch).logits, is = after.forward(batch).logits;
-      EXPECT_TRUE(at::allclose(is, was, 1e-5, 1e-6)) << (is - was).abs().max();
-      const auto read_wider = with_spare_neurons(open_checkpoint(hf.string()), 8);
-      EXPECT_EQ(model_fingerprint(*read_wider), after.fingerprint());
-      EXPECT_TRUE(at::equal(load_model(read_wider, {.tokenizer = false}).forward(batch).logits, is));
-      EXPECT_EQ(idle_neurons(*read_wider, 0), idle_neurons(before.checkpoint(), 0) + 8);
-      ++widened;
+      const auto config = nlohmann::json::parse(flavour.config);
+      configs.emplace_back(family.name + "-" + flavour.name, config);
+      if (family.name == "gemma3")  // as the language model of one that sees
+        configs.emplace_back("gemma3-multimodal", nlohmann::json{{"model_type", "gemma3"}, {"text_config", config}});
     }
+  for (const auto& [name, config] : configs) {
+    SCOPED_TRACE(name);
+    const auto hf = make_folder(folder_, config);
+    const auto target = folder_ / ("wide-" + name);
+    const Model before = load_model(hf.string(), {.tokenizer = false});
+    try {
+      (void)convert_model(hf.string(), target, wider);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.error_class(), ErrorClass::kUnsupported) << error.what();
+      EXPECT_NE(std::string(error.what()).find("mixture of experts"), std::string::npos) << error.what();
+      ++refused;
+      continue;
+    }
+    const Model after = load_model(target.string(), {.tokenizer = false});
+    EXPECT_EQ(after.config().mlp_width, before.config().mlp_width + 8);
+    const auto batch = TokenBatch::from_rows({{3, 14, 15, 9, 26, 5}, {35, 8, 9}});
+    const at::Tensor was = before.forward(batch).logits, is = after.forward(batch).logits;
+    EXPECT_TRUE(at::allclose(is, was, 1e-5, 1e-6)) << (is - was).abs().max();
+    const auto read_wider = with_spare_neurons(open_checkpoint(hf.string()), 8);
+    EXPECT_EQ(model_fingerprint(*read_wider), after.fingerprint());
+    EXPECT_TRUE(at::equal(load_model(read_wider, {.tokenizer = false}).forward(batch).logits, is));
+    EXPECT_EQ(idle_neurons(*read_wider, 0), idle_neurons(before.checkpoint(), 0) + 8);
+    ++widened;
+  }
   EXPECT_GE(widened, 20);
   EXPECT_GE(refused, 1);
   EXPECT_THROW((void)convert_model((folder_ / "hf").string(), folder_ / "x.gguf", {.spare_neurons = 8}), Error);

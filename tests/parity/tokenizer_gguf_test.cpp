@@ -78,11 +78,15 @@ TEST_P(GgufTokenizer, GivesTheRecordedIds) {
   const auto [name, pre] = GetParam();
   GgufVocabulary vocabulary = *pre ? byte_level_vocabulary(name, pre) : sentencepiece_vocabulary(name);
   if (std::string(name) == "llama3") vocabulary.bos = 128000;
+  vocabulary.eot = 5;
   const auto tokenizer = tokenizer_from_gguf(vocabulary);
   expect_cases(*tokenizer, fixtures() / name / "cases.json");
   const TemporaryFolder folder("emend-gguf-tokenizer");
   save_tokenizer(*tokenizer, folder.path());
-  expect_cases(*load_tokenizer(folder.path()), fixtures() / name / "cases.json");
+  const auto saved = load_tokenizer(folder.path());
+  expect_cases(*saved, fixtures() / name / "cases.json");
+  EXPECT_EQ(std::ranges::count(saved->eos_ids(), 5), 1) << "what ends a turn";
+  EXPECT_EQ(saved->eos_ids().size(), tokenizer->eos_ids().size());
 }
 
 INSTANTIATE_TEST_SUITE_P(All, GgufTokenizer,

@@ -198,7 +198,14 @@ TEST_F(Folder, FindsModelsInTheHubCache) {
   for (const char* name : {"../model", "a/b/c", "", "/no/such", "some org/x"})
     EXPECT_FALSE(error_of(ErrorClass::kNotFound, std::string(name).empty() ? " " : name).empty());
   ::unsetenv("HF_HUB_CACHE");
+  variable("HF_HOME", "~/own");
+  EXPECT_EQ(error_of(ErrorClass::kNotFound, "some-org/Tiny_1.0").find("~/own"), std::string::npos);
   ::unsetenv("HF_HOME");
+  const char* const caches = std::getenv("XDG_CACHE_HOME");
+  const std::string before = caches ? caches : "";
+  variable("XDG_CACHE_HOME", root_ / "caches");
+  EXPECT_NE(error_of(ErrorClass::kNotFound, "some-org/Tiny_1.0").find("caches/huggingface/hub"), std::string::npos);
+  caches ? ::setenv("XDG_CACHE_HOME", before.c_str(), 1) : ::unsetenv("XDG_CACHE_HOME");
 }
 
 TEST_F(Folder, SaysWhatIsMissing) {

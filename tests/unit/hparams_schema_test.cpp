@@ -161,6 +161,12 @@ TEST(HparamsSchema, RefusesMissingIllTypedAndOutOfRange) {
   expect_parts(refusal("layers: [4]\nbatch: 2\nrows: 3"), {"another name for batch"});
 }
 
+TEST(HparamsSchema, AnOverrideReplacesUnderAnyName) {
+  RawHparams raw = parse_hparams(std::string(kMinimal) + "batch: 2\n", "a.yaml");
+  raw.set("rows=5");
+  EXPECT_EQ(toy_schema().parse(raw).batch, 5);
+}
+
 TEST(HparamsSchema, OverridesAreTypedLikeTheFile) {
   RawHparams raw = parse_hparams(kMinimal, "a.yaml");
   raw.set("v_lr=0.1");

@@ -161,6 +161,13 @@ TEST(Core, ASharedTargetHasThePenaltyOfOneFact) {
   }
 }
 
+TEST(Core, APenaltyThatComparesNothingIsRefused) {
+  const models::Model model = tiny_model();
+  for (const char* settings : {"reg_lambda: 1\n", "reg_lambda: 1\nlayer_range: 2\nv_loss_layer: 2\n"})
+    EXPECT_THROW((void)make("core", settings, model), Error) << settings;
+  EXPECT_NO_THROW((void)make("core", "layer_range: 2\n", model));
+}
+
 // What is written counts, not what was solved for.
 TEST(Modifiers, HoldOnWhatAnEditorMakesOfItsSolution) {
   for (const std::string name : {"memit", "rect", "sphere"}) {

@@ -174,8 +174,10 @@ TEST(Merge, AMergedPackIsAPack) {
   std::vector<NamedPack> packs = {{"a", pack_of(model, {1}, 2, 1, {fact("{} is in", "Oslo", "Rome")})},
                                   {"b", pack_of(model, {1, 2}, 2, 2, {fact("{} is in", "Bern", "Rome")})}};
   packs[1].pack.editor = "rome";
+  for (auto& [name, pack] : packs) pack.extra["spare_neurons"] = 32;
   editors::save_pack(folder.path() / "merged.safetensors", merge_packs(packs).pack);
   const auto read = editors::load_pack(folder.path() / "merged.safetensors");
+  EXPECT_EQ(read.extra["spare_neurons"], 32) << "the room that its parts need";
   EXPECT_EQ(read.editor, "memit+rome");
   EXPECT_EQ(read.base_fingerprint, model.fingerprint());
   const std::vector<NamedPack> again = {{"merged", read}};

@@ -259,6 +259,24 @@ TEST(Wise, EachShardHasAnotherMask) {
   EXPECT_NEAR(covered, 1 - std::pow(0.8, facts.size()), 0.03) << "with two masks it would be 0.36";
 }
 
+// Three memories that are merged one after the other count alike.
+TEST(Wise, MergedMemoriesCountByTheirFacts) {
+  auto facts = tiny_facts();
+  facts.resize(3);
+  const auto trained = [&](const std::string& more) {
+    models::Model model = tiny_model();
+    EditContext context;
+    auto edit = editor("wise", model, std::string(kWise) + "save_freq: 1\nmerge_alg: linear\n" + more);
+    (void)edit->edit(model, facts, context);
+    return editors::wise_memories(edit->runtime()[0], model.edit_site(0), "test");
+  };
+  const auto apart = trained("merge_freq: 100\n"), together = trained("merge_freq: 1\nretrieve: false\n");
+  ASSERT_EQ(apart.size(), 3U);
+  ASSERT_EQ(together.size(), 1U);
+  const at::Tensor mean = (apart[0].delta_DF + apart[1].delta_DF + apart[2].delta_DF) / 3;
+  EXPECT_LT((together[0].delta_DF - mean).abs().max().item<double>(), 1e-5 * mean.abs().max().item<double>());
+}
+
 TEST(Wise, EachTokenTakesItsStrongestMemoryOrNone) {
   const models::Model model = tiny_model();
   const auto site = model.edit_site(1);

@@ -41,6 +41,23 @@ RunOptions options_for(const std::string& editor) {
 
 class SessionTest : public ::testing::TestWithParam<const char*> {};
 
+TEST(SessionPack, SaysWithWhichEngineAndContextsItWasMade) {
+  auto options = options_for("memit");
+  options.templates->sampled = true;
+  options.templates->seed = 7;
+  for (const char* engine : {"fast", "reference"}) {
+    auto model = testing::tiny_model();
+    auto statistics = testing::tiny_statistics(model);
+    options.engine = engine;
+    Session session(model, options, {.statistics = &statistics});
+    (void)session.edit(tiny_facts());
+    const auto extra = session.pack().extra;
+    EXPECT_EQ(extra["engine"], engine);
+    EXPECT_EQ(extra["contexts"]["sampled"], true);
+    EXPECT_EQ(extra["contexts"]["seed"], 7);
+  }
+}
+
 TEST_P(SessionTest, TheCallbackStopsBetweenStepsAndLeavesTheWeightsUntouched) {
   auto model = testing::tiny_model();
   auto statistics = testing::tiny_statistics(model);

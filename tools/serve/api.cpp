@@ -133,9 +133,10 @@ Reply trace(Api& api, const Request& asked) {
     refuse("prompt: expected at most 128 tokens");
   const PackSet packs = packs_asked(api, request);
   if (!api.completions.prefix(packs, fact.prompt).empty())
-    refuse(
-        "packs: one, or an edit of the model's folder, puts text in front of the prompt, which a trace has no place "
-        "for; name the others, or [] for none");
+    refuse(api.completions.prefix({}, fact.prompt).empty()
+               ? "packs: one puts text in front of the prompt, which a trace has no place for; name the others, or [] "
+                 "for none"
+               : "prompt: an edit of the model's own folder puts text in front of it, which a trace has no place for");
   ordered_json document;
   api.jobs.with(packs, [&](models::Model& model, const CancelToken& cancel) {
     options.cancel = cancel;
@@ -215,7 +216,7 @@ Reply download(Api& api, const Request& asked) {
   const fs::path folder = api.scratch / ("download-" + std::to_string(++number)),
                  out = folder / (asked.id + (as == "peft" ? "" : end));
   fs::create_directories(folder);
-  const workflow::Handles lent;
+  const workflow::Handles lent{.log = api.log};
   std::exception_ptr failed;
   try {
     if (as == "pack") {

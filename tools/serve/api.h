@@ -12,6 +12,7 @@ struct Api {
   Jobs& jobs;
   Completions& completions;
   std::filesystem::path scratch;                   ///< for files that are made for a download
+  Log log = {};                                    ///< what is lost in a download
   std::function<std::string()> http_metrics = {};  ///< of the server, once there is one
 };
 

@@ -111,7 +111,7 @@ ordered_json Jobs::add(const json& request) {
     if (std::ranges::find(presets, preset, &hparams::Preset::name) == presets.end() || fs::is_regular_file(preset))
       refuse("hparams: expected the name of a preset");
     options.hparams = preset;
-  } else if (options.editor != defaults_.editor) {
+  } else if (!options.editor.empty() && !hparams::same_editor(options.editor, defaults_.editor)) {
     options.hparams.clear();
   }
   for (auto& setting : settings_of(request)) options.set.push_back(std::move(setting));
@@ -286,6 +286,7 @@ void Jobs::run(Job& job) {
   job.cancel.check("edit");
   if (!model_) model_.emplace(load_());
   if (!job.work) return edit(job);
+  const workflow::Packs beside(*model_);  // what the model's own folder holds beside the weights
   const InForce scope(*model_, job.packs);
   job.work(*model_, job.cancel);
 }

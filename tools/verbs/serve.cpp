@@ -85,6 +85,7 @@ int run_serve(const ServeArguments& given, Common& common) {
   if (!options.edit.editor.empty() || !options.edit.hparams.empty())
     (void)chosen.effective(workflow::find_hparams(chosen.name, options.edit.hparams, options.edit.set, *checkpoint),
                            Log());
+  if (!options.edit.hparams.empty()) options.edit.editor = chosen.name;
   serve::HttpServer server(options.http);
   auto model = load_named(checkpoint, options.edit.model, common);
   if (model.tokenizer().chat_template().empty())
@@ -101,7 +102,7 @@ int run_serve(const ServeArguments& given, Common& common) {
   const fs::path work = place / ".emend-serve";
   const auto prepare = [&](auto& edit, const auto& facts) { prepare_edit(edit, model, facts); };
   serve::Jobs jobs(load, prepare, packs, work, options.edit, lent);
-  serve::Api api{engine, packs, jobs, completions, work};
+  serve::Api api{engine, packs, jobs, completions, work, common.log};
   // The fields of a request, from here on.
   spell_settings([](std::string_view name) -> std::string {
     if (name == "chat_format") return "--chat-format of emend serve";  // no request has it

@@ -169,6 +169,13 @@ void write_tokenizer_json(const TokenizerJsonParts& parts, const std::filesystem
                          {"model", model_of(parts.bpe)}};
   write_file(folder / "tokenizer.json", document.dump() + "\n");
   write_file(folder / "tokenizer_config.json", config_of(parts).dump(2) + "\n");
+  // Those that end a turn beside the one that ends a text; no other file has room for several.
+  const SpecialTokens& special = parts.special;
+  if (std::ranges::all_of(special.eos_ids, [&](int64_t id) { return id == special.eos; })) return;
+  json ends = {{"eos_token_id", special.eos_ids}};
+  if (special.bos) ends["bos_token_id"] = *special.bos;
+  if (special.pad) ends["pad_token_id"] = *special.pad;
+  write_file(folder / "generation_config.json", ends.dump(2) + "\n");
 }
 
 bool JsonView::has(const std::string& key) const {

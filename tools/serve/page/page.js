@@ -12,6 +12,7 @@ function make(name, options = {}, ...children) {
   return element;
 }
 const percent = (p) => (100 * p).toFixed(p < 0.001 || p > 0.999 ? 2 : 1) + " %";
+const whole = (v) => (v > 0 && v < 0.5) || (v >= 99.5 && v < 100) ? Math.min(99.99, Math.max(0.01, v)).toFixed(2) : v.toFixed(0);
 const counted = (n, what) => `${n} ${what}${n === 1 ? "" : "s"}`;
 
 // ---- the server
@@ -270,7 +271,7 @@ function figures(metrics) {
     if (typeof after !== "number") continue;
     const moved = name.endsWith("_kl"), before = pre[name] ?? (moved ? 0 : name.endsWith("_kept") ? 100 : undefined);
     const worse = moved ? after > 0.05 : way === 0 ? after < 50 : way * (before - after) > 0;
-    const show = (v) => v === undefined ? "" : moved || name === "entropy" ? v.toFixed(3) : v.toFixed(0) + (name in FIGURES ? " %" : "");
+    const show = (v) => v === undefined ? "" : moved || name === "entropy" ? v.toFixed(3) : name in FIGURES ? whole(v) + " %" : v.toFixed(0);
     rows.push(make("tr", {}, make("th", {scope: "row"}, label), make("td", {}, show(before)), way === null ? make("td", {}, show(after)) : make("td", {className: worse ? "bad" : "good"}, show(after) + (worse ? " ✗" : " ✓"))));
   }
   return rows.length ? make("table", {className: "figures"}, make("thead", {}, make("tr", {}, make("th", {scope: "col"}, "measured over the edit’s facts"), make("th", {scope: "col"}, "before"), make("th", {scope: "col"}, "after"))),
@@ -328,7 +329,7 @@ async function watch(asked, where, then) {
         for await (const event of events(await call(`v1/edits/${id}/events`))) {
           if (event.event === "end") { job = event.job; break; }
           if (event.progress) bar.value = event.progress;
-          if (event.event === "targets.fact" && event.fields) line.textContent = `loss ${event.fields.loss.toFixed(3)}, probability ${percent(event.fields.probability)} after ${event.fields.steps} steps`;
+          if (event.event === "targets.fact" && typeof event.fields?.loss === "number") line.textContent = `loss ${event.fields.loss.toFixed(3)}, probability ${percent(event.fields.probability)} after ${event.fields.steps} steps`;
           else if (event.level === "warning") box.append(make("p", {className: "bad"}, event.text));
           else if (event.event === "progress") line.textContent = [event.phase, event.text].filter(Boolean).join(": ");
           const loss = found(event.text, "loss"), probability = found(event.text, "probability");
