@@ -68,4 +68,10 @@ void require_own_kind(const SaveFormat& format, const fs::path& out) {
             "a new path, or that of one to be replaced", "choose another place"});
 }
 
+void write_pack(const fs::path& out, const editors::EditPack& pack, const Log& log) {
+  require_own_kind(save_format("pack"), out);
+  editors::save_pack(out, pack);
+  remove_card(out, log);
+}
+
 }  // namespace emend::workflow

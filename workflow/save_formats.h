@@ -59,5 +59,8 @@ struct SaveFormat {
 /// Throws Error(kInvalidArgument) if something is at `out` that is not of this form (an edit pack, a GGUF file, a
 /// folder with an adapter or with a model): programs may write one of their files again, not over another by mistake.
 void require_own_kind(const SaveFormat& format, const std::filesystem::path& out);
+/// Writes a pack, in the place of another or of none: a card of what lay there before goes. Throws as require_own_kind
+/// and editors::save_pack.
+void write_pack(const std::filesystem::path& out, const editors::EditPack& pack, const Log& log);
 
 }  // namespace emend::workflow

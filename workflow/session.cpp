@@ -6,7 +6,6 @@
 #include <emend/editors/steps/apply.h>
 #include <emend/editors/steps/neurons.h>
 #include <emend/models/checkpoint.h>
-#include <emend/workflow/card.h>
 #include <emend/workflow/documents.h>
 #include <emend/workflow/inputs.h>
 #include <emend/workflow/save_formats.h>
@@ -357,9 +356,7 @@ editors::EditPack Session::pack() const {
 
 void Session::save_pack(const std::filesystem::path& path) const {
   models::require_apart(path, model_.checkpoint().path());
-  require_own_kind(save_format("pack"), path);
-  editors::save_pack(path, pack());
-  remove_card(path, lent_.log);
+  write_pack(path, pack(), lent_.log);
 }
 
 }  // namespace emend::workflow

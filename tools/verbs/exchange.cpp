@@ -78,8 +78,7 @@ int run_merge(const MergeArguments& options, const Common& common) {
   for (const auto& path : options.packs) packs.push_back({path, editors::load_pack(path)});
   const auto merge =
       editors::merge_packs(packs, editors::parse_on_conflict(options.allow_conflicts ? "sum" : options.on_conflict));
-  editors::save_pack(options.out, merge.pack);
-  workflow::remove_card(options.out, common.log);
+  workflow::write_pack(options.out, merge.pack, common.log);
   const auto document = document_of(options, packs, merge);
   common.print(document, merge_text(document));
   return 0;
@@ -178,8 +177,7 @@ int run_import(const ImportArguments& options, const Common& common) {
   result.deltas = editors::import_deltas(options.source, model, options.weight);
   const auto pack =
       editors::EditPack::from_results(model, std::span<const editors::EditResult>(&result, 1), facts.facts);
-  editors::save_pack(options.out, pack);
-  workflow::remove_card(options.out, common.log);
+  workflow::write_pack(options.out, pack, common.log);
   auto weights = nlohmann::ordered_json::array();
   TextTable table({"weight", "form", "‖ΔW‖"});
   for (const auto& delta : pack.deltas) {

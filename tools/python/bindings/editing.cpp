@@ -4,7 +4,6 @@
 #include <emend/editors/packs/runtime.h>
 #include <emend/editors/registry.h>
 #include <emend/models/checkpoint.h>
-#include <emend/workflow/card.h>
 #include <emend/workflow/inputs.h>
 #include <emend/workflow/run.h>
 #include <emend/workflow/save_formats.h>
@@ -331,9 +330,7 @@ void bind_editing(py::module_& module) {
           [](const editors::EditPack& pack, const std::filesystem::path& path) {
             const auto folder = path.empty() ? path : std::filesystem::absolute(path).parent_path();
             if (path.empty() || std::filesystem::exists(folder / "config.json")) models::require_apart(path, folder);
-            workflow::require_own_kind(workflow::save_format("pack"), path);
-            unlocked([&] { editors::save_pack(path, pack); });
-            workflow::remove_card(path, {});
+            unlocked([&] { workflow::write_pack(path, pack, {}); });
           },
           py::arg("path"))
       .def("__repr__", [](const editors::EditPack& pack) {
