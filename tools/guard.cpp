@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <atomic>
 #include <csignal>
+#include <exception>
 #include <filesystem>
 #include <memory>
 #include <new>
@@ -61,11 +62,27 @@ void give_reserve() {
   throw std::bad_alloc();
 }
 
+// Memory can also end where nothing may be thrown: in the destructor of a JSON document that goes while all is well.
+// The process ends there, as if killed, but with the message and the status of the exception.
+[[noreturn]] void on_terminate() {
+  try {
+    if (const auto running = std::current_exception()) std::rethrow_exception(running);
+  } catch (const std::bad_alloc&) {
+    const std::string_view text = "error: memory: the machine has no memory left; use a smaller model\n";
+    [[maybe_unused]] const auto n = ::write(2, text.data(), text.size());
+    ::_exit(exit_code(ErrorClass::kDevice));
+  } catch (...) {  // told, with its type, by the usual handler
+  }
+  __gnu_cxx::__verbose_terminate_handler();
+  std::abort();
+}
+
 void open_handles(Common& common, const std::function<void()>& before_files) {
   std::vector<std::shared_ptr<LogSink>> sinks = {
       make_terminal_sink(common.quiet ? LogLevel::kWarning : LogLevel::kInfo, wants_colour(2))};
   common.log = Log(sinks);  // which says what is wrong with the other one
   if (reserve()) std::set_new_handler(give_reserve);
+  std::set_terminate(on_terminate);
   before_files();
   if (!common.log_file.empty()) sinks.push_back(make_json_lines_sink(common.log_file));
   common.log = Log(std::move(sinks));

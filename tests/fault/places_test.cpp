@@ -9,6 +9,7 @@
 #include <set>
 #include <thread>
 
+#include "cli.h"
 #include "support/known_facts.h"
 #include "support/program_fixture.h"
 
@@ -257,10 +258,25 @@ TEST_F(PlacesTest, MemoryThatEndsIsSaidWhereverThatIs) {
         const auto result = run(writing, "ulimit -v " + std::to_string(memory_kib_ + more * 1024) + ";");
         EXPECT_EQ(fault_of(result, {0, 5}), std::to_string(result.status))
             << writing.name << ", " << more << " MiB: " << result.err;
+        remove_abandoned(place(), std::chrono::seconds(0));  // of a process that ended in a destructor
         EXPECT_TRUE(result.status == 0 || contents() == before) << writing.name << ", " << more << " MiB";
         seen.insert(result.status);
       }
   EXPECT_TRUE(seen.contains(5)) << "nothing was refused";
+}
+
+// What may not throw, as a document's destructor, ends the process: with the same status and message.
+TEST(MemoryTest, ItsEndInADestructorIsSaidToo) {
+  struct Document {
+    ~Document() { std::vector<char> stack(std::numeric_limits<ptrdiff_t>::max()); }
+  };
+  const auto work = [](tools::Common&) {
+    const Document document;
+    return 0;
+  };
+  tools::Common common;
+  EXPECT_EXIT(std::exit(tools::run_guarded(work, common, [] {})), ::testing::ExitedWithCode(5),
+              "error: memory: the machine has no memory left; ");
 }
 
 }  // namespace places_test
