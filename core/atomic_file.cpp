@@ -103,8 +103,7 @@ void write_file(const std::filesystem::path& path, std::string_view text) {
 }
 
 std::string read_file(const std::filesystem::path& path) {
-  const MappedFile file(path);
-  return {reinterpret_cast<const char*>(file.data()), file.size()};
+  return std::string(MappedFile(path).text());
 }
 
 MappedFile::MappedFile(const std::filesystem::path& path) {

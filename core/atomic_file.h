@@ -41,6 +41,7 @@ class AtomicFile {
   void write(const void* data, size_t size);  ///< throws Error(kIo)
   void write(std::string_view text) { write(text.data(), text.size()); }
   [[nodiscard]] size_t size() const noexcept { return size_; }
+  [[nodiscard]] int fd() const noexcept { return file_.fd; }  ///< for what the system alone can do to it
 
   /// fsync, rename over the target, fsync the folder.
   void commit();
@@ -69,6 +70,7 @@ class MappedFile {
   /// Copy-on-write: a write through this pointer never reaches the file.
   [[nodiscard]] std::byte* mutable_data() const noexcept { return data_; }
   [[nodiscard]] size_t size() const noexcept { return size_; }
+  [[nodiscard]] std::string_view text() const noexcept { return {reinterpret_cast<const char*>(data_), size_}; }
 
  private:
   std::byte* data_ = nullptr;

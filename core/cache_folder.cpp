@@ -5,7 +5,6 @@
 #include <emend/core/text.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <tuple>
 
 namespace emend {
@@ -58,15 +57,6 @@ std::string kind_of_name(const std::string& name) {
   return "";
 }
 
-// Calls `visit` for the regular files in `folder` and below; links are not followed.
-template <class Visit>
-void each_file(const fs::path& folder, std::error_code& error, const Visit& visit) {
-  for (fs::recursive_directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
-    std::error_code gone;  // another process may remove files meanwhile
-    if (it->symlink_status(gone).type() == fs::file_type::regular && !gone) visit(*it);
-  }
-}
-
 }  // namespace
 
 void write_checked(const fs::path& path, const std::vector<std::pair<std::string, at::Tensor>>& tensors,
@@ -110,14 +100,14 @@ std::vector<CacheEntry> list_cache(const fs::path& folder) {
   std::vector<CacheEntry> entries;
   std::error_code error;
   if (!fs::exists(folder, error)) return entries;
-  each_file(folder, error, [&](const fs::directory_entry& file) {
-    CacheEntry entry{file.path(), kind_of_name(file.path().filename().string()), 0, {}};
-    if (is_abandoned(file, std::chrono::hours(1))) entry.kind = "abandoned";
-    std::error_code gone;
-    entry.bytes = file.file_size(gone);
-    if (!gone) entry.last_used = file.last_write_time(gone);
+  for (fs::recursive_directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    std::error_code gone;  // another process may remove files meanwhile
+    if (it->symlink_status(gone).type() != fs::file_type::regular) continue;
+    CacheEntry entry{it->path(), kind_of_name(it->path().filename().string()), it->file_size(gone), {}};
+    if (!gone) entry.last_used = it->last_write_time(gone);
+    if (is_abandoned(*it, std::chrono::hours(1))) entry.kind = "abandoned";
     if (!entry.kind.empty() && !gone) entries.push_back(std::move(entry));
-  });
+  }
   if (error)
     throw Error(class_of_errno(error.value()), {folder.string(), "cannot be listed (" + error.message() + ")",
                                                 "a readable folder", "check the path and its permissions"});
@@ -174,13 +164,9 @@ std::filesystem::path user_cache() {
 }
 
 uint64_t cache_limit() {
-  double gib = kDefaultGib;
-  if (const char* text = std::getenv("EMEND_CACHE_GIB"); text && *text) {
-    char* end = nullptr;
-    gib = std::strtod(text, &end);
-    if (*end != '\0' || !(gib >= 0 && gib < 1e9))
-      refuse({"EMEND_CACHE_GIB", "\"" + std::string(text) + "\"", "a number of GiB; 0: no bound", ""});
-  }
+  const std::string text = environment("EMEND_CACHE_GIB");
+  const double gib = text.empty() ? kDefaultGib : number_in<double>(text).value_or(-1);
+  if (!(gib >= 0 && gib < 1e9)) refuse({"EMEND_CACHE_GIB", "\"" + text + "\"", "a number of GiB; 0: no bound", ""});
   return gib > 0 ? static_cast<uint64_t>(gib * (uint64_t{1} << 30)) : UINT64_MAX;
 }
 

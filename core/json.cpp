@@ -101,11 +101,6 @@ class JsonBuilder final : public nlohmann::json_sax<Json> {
   Json* placed_ = nullptr;
 };
 
-[[noreturn]] void refuse_size(const std::string& where, size_t bytes, const JsonRules& rules) {
-  throw Error(rules.error_class, {where, std::to_string(bytes) + " bytes of JSON",
-                                  "at most " + std::to_string(rules.max_bytes), "check that this is the right file"});
-}
-
 }  // namespace
 
 std::string reason_of(const std::exception& error) {
@@ -128,7 +123,9 @@ Json parse_json(std::string_view text, const JsonRules& rules, std::optional<Jso
 }
 
 Json parse_json(std::string_view text, const std::string& where, const JsonRules& rules) {
-  if (text.size() > rules.max_bytes) refuse_size(where, text.size(), rules);
+  if (text.size() > rules.max_bytes)
+    throw Error(rules.error_class, {where, std::to_string(text.size()) + " bytes of JSON",
+                                    "at most " + std::to_string(rules.max_bytes), "check that this is the right file"});
   std::optional<JsonFault> fault;
   Json document = parse_json(text, rules, fault);
   if (!fault) return document;
@@ -142,8 +139,7 @@ Json parse_json(std::string_view text, const std::string& where, const JsonRules
 }
 
 Json read_json(const std::filesystem::path& path, const JsonRules& rules) {
-  const MappedFile file(path);
-  return parse_json({reinterpret_cast<const char*>(file.data()), file.size()}, path.string(), rules);
+  return parse_json(MappedFile(path).text(), path.string(), rules);
 }
 
 }  // namespace emend

@@ -1,4 +1,5 @@
 #include <emend/core/log.h>
+#include <emend/core/text.h>
 #include <emend/core/utf8.h>
 #include <unistd.h>
 
@@ -54,11 +55,9 @@ bool is_terminal(int fd) {
 }
 
 bool wants_colour(int fd) {
-  const char* none = std::getenv("NO_COLOR");
-  if (none && *none) return false;
-  const char* force = std::getenv("CLICOLOR_FORCE");
-  if (force && *force && std::strcmp(force, "0") != 0) return true;
-  return is_terminal(fd);
+  if (!environment("NO_COLOR").empty()) return false;
+  const std::string force = environment("CLICOLOR_FORCE");
+  return (!force.empty() && force != "0") || is_terminal(fd);
 }
 
 ProgressFn make_progress(int fd, double seconds) {

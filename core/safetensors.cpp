@@ -40,7 +40,7 @@ constexpr uint64_t kMaxHeaderBytes = 100'000'000, kMaxBytes = uint64_t{1} << 62;
 // What torch.save writes, a zip file or in earlier versions a bare pickle, and other pickles claim an absurd header.
 // They are never opened.
 void refuse_pickle(const std::filesystem::path& path, const MappedFile& file) {
-  const std::string_view begin(reinterpret_cast<const char*>(file.data()), 4);
+  const std::string_view begin = file.text().substr(0, 4);
   const bool bare = begin[0] == '\x80' && begin[1] >= 2 && begin[1] <= 5;  // its protocol
   if (begin != "PK\x03\x04" && !bare) return;
   throw Error(
@@ -153,8 +153,7 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path)
         "the header claims " + std::to_string(header_bytes) + " bytes of a file of " + std::to_string(file_->size()),
         "a header inside the file, at most 100 MB");
   }
-  const std::string_view text(reinterpret_cast<const char*>(file_->data()) + 8, header_bytes);
-  const Json header = parse_header(path, text);
+  const Json header = parse_header(path, file_->text().substr(8, header_bytes));
   const uint64_t data_begin = 8 + header_bytes, data_bytes = file_->size() - data_begin;
   for (const auto& [name, entry] : header.items()) {
     if (name == "__metadata__") {

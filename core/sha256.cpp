@@ -4,26 +4,22 @@
 
 namespace emend {
 
-struct Sha256::State {
-  EVP_MD_CTX* context = EVP_MD_CTX_new();
-  ~State() { EVP_MD_CTX_free(context); }
-};
-
-Sha256::Sha256() : state_(std::make_unique<State>()) {
-  EMEND_CHECK(EVP_DigestInit_ex(state_->context, EVP_sha256(), nullptr) == 1, "SHA-256 is not available");
+void Sha256::Free::operator()(evp_md_ctx_st* context) const noexcept {
+  EVP_MD_CTX_free(context);
 }
-Sha256::~Sha256() = default;
-Sha256::Sha256(Sha256&&) noexcept = default;
-Sha256& Sha256::operator=(Sha256&&) noexcept = default;
+
+Sha256::Sha256() : context_(EVP_MD_CTX_new()) {
+  EMEND_CHECK(EVP_DigestInit_ex(context_.get(), EVP_sha256(), nullptr) == 1, "SHA-256 is not available");
+}
 
 void Sha256::update(const void* data, size_t size) {
-  EMEND_CHECK(EVP_DigestUpdate(state_->context, data, size) == 1, "SHA-256 update failed");
+  EMEND_CHECK(EVP_DigestUpdate(context_.get(), data, size) == 1, "SHA-256 update failed");
 }
 
 std::string Sha256::hex() {
   unsigned char digest[EVP_MAX_MD_SIZE];
   unsigned int size = 0;
-  EMEND_CHECK(EVP_DigestFinal_ex(state_->context, digest, &size) == 1, "SHA-256 final failed");
+  EMEND_CHECK(EVP_DigestFinal_ex(context_.get(), digest, &size) == 1, "SHA-256 final failed");
   return emend::hex({reinterpret_cast<const char*>(digest), size});
 }
 

@@ -6,15 +6,14 @@
 #include <string>
 #include <string_view>
 
+struct evp_md_ctx_st;  // of OpenSSL
+
 namespace emend {
 
 /// Incremental hash. update() any number of times, then hex() once.
 class Sha256 {
  public:
   Sha256();
-  ~Sha256();
-  Sha256(Sha256&&) noexcept;
-  Sha256& operator=(Sha256&&) noexcept;
 
   void update(const void* data, size_t size);  ///< more of the bytes to be hashed
   void update(std::string_view text) { update(text.data(), text.size()); }
@@ -22,8 +21,10 @@ class Sha256 {
   [[nodiscard]] std::string hex();
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  struct Free {
+    void operator()(evp_md_ctx_st* context) const noexcept;
+  };
+  std::unique_ptr<evp_md_ctx_st, Free> context_;
 };
 
 [[nodiscard]] std::string sha256_hex(std::string_view text);  ///< of one text

@@ -58,19 +58,6 @@ void sweep(const fs::path& folder, const std::string& name) {
   for (const auto& path : found) fs::remove_all(path, error);
 }
 
-// True if the file system made `to` a copy-on-write copy.
-bool share_blocks(const fs::path& from, const fs::path& to) {
-  fs::path temporary = to;
-  temporary += kMark + std::to_string(::getpid()) + "-0";
-  const Descriptor source(::open(from.c_str(), O_RDONLY | O_CLOEXEC));
-  const Descriptor copy(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
-  if (source.fd >= 0 && copy.fd >= 0 && ::ioctl(copy.fd, FICLONE, source.fd) == 0 && ::fsync(copy.fd) == 0 &&
-      ::rename(temporary.c_str(), to.c_str()) == 0)
-    return true;
-  if (copy.fd >= 0) ::unlink(temporary.c_str());
-  return false;
-}
-
 class Staged {
  public:
   explicit Staged(const fs::path& target) : target_(fs::absolute(target).lexically_normal()) {
@@ -241,11 +228,10 @@ Error renamed(const Error& error, const fs::path& from, const fs::path& to) {
 void clone_file(const fs::path& from, const fs::path& to) {
   std::error_code error;
   if (fs::equivalent(from, to, error)) return;
-  require_place(to);
   const MappedFile source(from);
-  if (share_blocks(from, to)) return;
+  const Descriptor blocks(::open(from.c_str(), O_RDONLY | O_CLOEXEC));
   AtomicFile copy(to);
-  copy.write(source.data(), source.size());
+  if (::ioctl(copy.fd(), FICLONE, blocks.fd) != 0) copy.write(source.data(), source.size());
   copy.commit();
 }
 

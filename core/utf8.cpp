@@ -113,16 +113,27 @@ std::string printable(std::string_view text, bool lines) {
   return out;
 }
 
-std::string folded(std::string_view text) {
-  utf8proc_uint8_t* mapped = nullptr;
-  const auto length = utf8proc_map(
-      reinterpret_cast<const utf8proc_uint8_t*>(text.data()), static_cast<utf8proc_ssize_t>(text.size()), &mapped,
-      static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE | UTF8PROC_COMPAT | UTF8PROC_CASEFOLD));
+// `text`, which must be UTF-8, as utf8proc maps it; as it is where it cannot be.
+static std::string mapped_form(std::string_view text, int options) {
+  utf8proc_uint8_t* made = nullptr;
+  const auto length =
+      utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()), static_cast<utf8proc_ssize_t>(text.size()),
+                   &made, static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPAT | options));
   if (length < 0) return std::string(text);
-  std::string out(reinterpret_cast<const char*>(mapped), static_cast<size_t>(length));
-  std::free(mapped);
+  std::string out(reinterpret_cast<const char*>(made), static_cast<size_t>(length));
+  std::free(made);
+  return out;
+}
+
+std::string folded(std::string_view text) {
+  if (first_invalid_utf8(text)) return std::string(text);
+  std::string out = mapped_form(text, UTF8PROC_COMPOSE | UTF8PROC_CASEFOLD);
   for (const std::string_view quote : {"\u2018", "\u2019"}) out = replace_all(std::move(out), quote, "'");
   return out;
+}
+
+std::string compatibility_form(std::string_view text) {
+  return mapped_form(repair_utf8(text), UTF8PROC_DECOMPOSE);
 }
 
 bool says_nothing(std::string_view text) {
@@ -167,18 +178,6 @@ size_t incomplete_tail(std::string_view bytes) noexcept {
 
 int64_t line_of_offset(std::string_view text, size_t offset) noexcept {
   return 1 + std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(std::min(offset, text.size())), '\n');
-}
-
-std::string compatibility_form(std::string_view text) {
-  const std::string valid = repair_utf8(text);
-  utf8proc_uint8_t* mapped = nullptr;
-  const auto size =
-      utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(valid.data()), static_cast<utf8proc_ssize_t>(valid.size()),
-                   &mapped, static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT));
-  if (size < 0) return valid;
-  std::string form(reinterpret_cast<const char*>(mapped), static_cast<size_t>(size));
-  std::free(mapped);
-  return form;
 }
 
 }  // namespace emend

@@ -1,5 +1,6 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
+#include <emend/core/json.h>
 #include <emend/core/sha256.h>
 #include <emend/core/utf8.h>
 #include <emend/datasets/corpus.h>
@@ -18,8 +19,8 @@ static bool has_blank_lines(std::string_view text) {
   text = text.substr(0, size_t{1} << 20);
   for (size_t at = 0; at < text.size();) {
     const size_t end = std::min(text.find('\n', at), text.size());
-    const bool blank = detail::blank(text.substr(at, end - at));
-    if (blank && content && !detail::blank(text.substr(end))) return true;
+    const bool blank = says_nothing(text.substr(at, end - at));
+    if (blank && content && !says_nothing(text.substr(end))) return true;
     content = content || !blank;
     at = end + 1;
   }
@@ -34,7 +35,7 @@ class Corpus {
       : path_(path.string()), sink_(sink), most_bytes_(most_bytes), mapped_(path) {}
 
   void read() {
-    text_ = {reinterpret_cast<const char*>(mapped_.data()), mapped_.size()};
+    text_ = mapped_.text();
     if (text_.starts_with(kByteOrderMark)) at_ = kByteOrderMark.size();
     const size_t first = text_.find_first_not_of(" \t\r\n", at_);
     if (first == std::string_view::npos)
@@ -77,7 +78,6 @@ class Corpus {
     return !one || sink_(std::move(*one));
   }
   [[nodiscard]] bool give_row(const nlohmann::json& row, int64_t line) const {
-    if (!row.is_object()) fail(line, "a row that is not an object", "{\"text\": …}", "check the file's structure");
     const auto found = row.find("text");
     if (found == row.end() || !found->is_string())
       fail(line, std::string("field \"text\" is ") + (found == row.end() ? "missing" : detail::kind_of(*found)),
@@ -105,11 +105,11 @@ void Corpus::read_text() {
     size_t end = begin;
     while (at_ < text_.size()) {
       const std::string_view row = line_at(at_);
-      if (!by_line && detail::blank(row) && at_ > begin) break;
+      if (!by_line && says_nothing(row) && at_ > begin) break;
       end = at_ + row.size();
       at_ = std::min(end + 1, text_.size());
       ++line_;
-      if (by_line || detail::blank(row)) break;
+      if (by_line || says_nothing(row)) break;
       if (static_cast<int64_t>(end - begin) > most_bytes_) break;
     }
     if (!give(text_.substr(begin, end - begin), first_line)) return;
@@ -128,15 +128,12 @@ void Corpus::read_lines() {
     const std::string_view bytes = line_at(at_);
     at_ = std::min(at_ + bytes.size() + 1, text_.size());
     if (!document(bytes, line_)) continue;
-    detail::Row row;
-    try {
-      detail::RowReader reader(bytes, path_);
-      if (!reader.next(row)) continue;
-    } catch (const Error&) {
+    std::optional<JsonFault> fault;
+    const auto row = parse_json(bytes, {.max_depth = detail::kMaxJsonDepth}, fault);
+    if (fault || !row.is_object())
       fail(line_, "a line that is not a JSON object", "one complete JSON object a line",
            "the file is cut off, or printed over several lines");
-    }
-    if (!give_row(row.value, line_)) return;
+    if (!give_row(row, line_)) return;
   }
 }
 
@@ -147,10 +144,7 @@ void read_corpus(const std::filesystem::path& path, const std::function<bool(Doc
 }
 
 std::string corpus_hash(const std::filesystem::path& path) {
-  const MappedFile file(path);
-  Sha256 hash;
-  hash.update(file.data(), file.size());
-  return hash.hex();
+  return sha256_hex(MappedFile(path).text());
 }
 
 }  // namespace emend::datasets

@@ -99,9 +99,9 @@ void validate(const Fact& fact, const std::string& where) {
   if (slots != 1)
     refuse("the prompt \"" + shorten(fact.prompt) + "\" has " + std::to_string(slots) + " places for the subject",
            "exactly one {}");
-  if (detail::blank(fact.subject)) refuse("the subject is blank", "the words that take the place of {}");
-  if (detail::blank(fact.target_new)) refuse("target_new is blank", "the new answer");
-  if (fact.target_true && detail::blank(*fact.target_true)) refuse("target_true is blank", "the old answer, or none");
+  if (says_nothing(fact.subject)) refuse("the subject is blank", "the words that take the place of {}");
+  if (says_nothing(fact.target_new)) refuse("target_new is blank", "the new answer");
+  if (fact.target_true && says_nothing(*fact.target_true)) refuse("target_true is blank", "the old answer, or none");
   detail::each_text(fact, [&](const char* what, const std::string& text) {
     if (text.size() > kMaxTextBytes)
       refuse(what + (" \"" + shorten(text, 40)) + "\" of " + std::to_string(text.size()) + " bytes",

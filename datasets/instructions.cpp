@@ -11,7 +11,7 @@ using detail::Fields;
 
 // Instruction and input as one question, as the common training scripts join them.
 std::string question(const std::string& instruction, const std::string& input) {
-  return detail::blank(input) ? instruction : instruction + "\n" + input;
+  return says_nothing(input) ? instruction : instruction + "\n" + input;
 }
 
 void add_history(Fields& fields, std::vector<Turn>& turns) {
@@ -26,7 +26,7 @@ void add_history(Fields& fields, std::vector<Turn>& turns) {
 
 std::vector<Turn> alpaca_turns(Fields& fields) {
   std::vector<Turn> turns;
-  if (const auto system = fields.text_or("system"); !detail::blank(system)) turns.push_back({"system", system});
+  if (const auto system = fields.text_or("system"); !says_nothing(system)) turns.push_back({"system", system});
   add_history(fields, turns);
   turns.push_back({"user", question(fields.text("instruction"), fields.text_or("input"))});
   turns.push_back({"assistant", fields.text("output")});
@@ -63,7 +63,7 @@ void check_turns(Fields& fields, const char* field, const std::vector<Turn>& tur
       fields.fail(field, "turn " + std::to_string(i + 1) + " is the " + turns[i].role + "'s",
                   std::string("the ") + wanted + "'s", "users and assistants take turns");
   }
-  if (turns.empty() || turns.back().role != "assistant" || detail::blank(turns.back().content))
+  if (turns.empty() || turns.back().role != "assistant" || says_nothing(turns.back().content))
     fields.fail(field, "no answer at the end", "an assistant's answer that is not empty", "");
 }
 
@@ -94,8 +94,7 @@ std::vector<Instruction> parse_instructions(std::string_view text, const std::st
 }
 
 std::vector<Instruction> load_instructions(const std::filesystem::path& path, int64_t limit) {
-  const MappedFile file(path);
-  return parse_instructions({reinterpret_cast<const char*>(file.data()), file.size()}, path.string(), limit);
+  return parse_instructions(MappedFile(path).text(), path.string(), limit);
 }
 
 }  // namespace emend::datasets

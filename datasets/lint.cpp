@@ -5,13 +5,15 @@
 #include <emend/datasets/lint.h>
 
 #include <algorithm>
+#include <iterator>
+#include <sstream>
 #include <unordered_map>
 #include <unordered_set>
 
 namespace emend::datasets {
 namespace {
 
-using detail::blank, detail::each_text;
+using detail::each_text;
 
 /// Zero-width space, joiners' neighbours that only come from copying, soft hyphen, byte-order mark.
 constexpr std::string_view kInvisible[] = {"\xE2\x80\x8B", "\xE2\x81\xA0", "\xC2\xAD", "\xEF\xBB\xBF"};
@@ -60,15 +62,9 @@ bool ends_in_space(std::string_view text) {
   return space_at(text, last) > 0;
 }
 
-size_t word_count(std::string_view text) {
-  size_t words = 0;
-  bool inside = false;
-  for (const char c : text) {
-    const bool space = c == ' ' || c == '\n' || c == '\t';
-    words += !space && !inside ? 1 : 0;
-    inside = !space;
-  }
-  return words;
+size_t word_count(const std::string& text) {
+  std::istringstream words(text);
+  return static_cast<size_t>(std::distance(std::istream_iterator<std::string>(words), {}));
 }
 
 /// `word` in `text` and no part of a longer word of a script that sets words apart.
@@ -143,7 +139,7 @@ void check_blanks(Report& report, const Fact& fact) {
 void check_slot(Report& report, const Fact& fact) {
   const size_t slot = fact.prompt.find("{}");
   if (slot == std::string::npos) return;
-  const bool alone = blank(fact.prompt.substr(0, slot)) && blank(fact.prompt.substr(slot + 2));
+  const bool alone = says_nothing(fact.prompt.substr(0, slot)) && says_nothing(fact.prompt.substr(slot + 2));
   if (alone)
     report.add(
         Severity::kWarning, "prompt-is-subject",

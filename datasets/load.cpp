@@ -40,12 +40,6 @@ void check_options(const ReadOptions& options) {
     refuse({setting("limit"), std::to_string(options.limit), "1 or more, or -1 for all", ""});
 }
 
-/// The next row; a broken one throws, or goes to `bad`, as `policy` says.
-bool next_row(detail::RowReader& rows, detail::Row& row, BadRowPolicy policy,
-              const std::function<void(const BadRow&)>& bad) {
-  return policy == BadRowPolicy::kSkip ? rows.next(row, bad) : rows.next(row);
-}
-
 const FactReader& choose_reader(std::string_view text, const std::string& name, const ReadOptions& options) {
   for (const FactReader* reader : fact_readers())
     if (reader->name == options.format) return *reader;
@@ -54,8 +48,9 @@ const FactReader& choose_reader(std::string_view text, const std::string& name, 
   detail::Row row;
   int64_t line = 0;
   bool broken = false;
-  const auto is_broken = [&](const BadRow&) { broken = true; };
-  while (first_rows.size() < 8 && next_row(rows, row, options.bad_rows, is_broken)) {
+  std::function<void(const BadRow&)> skip;
+  if (options.bad_rows == BadRowPolicy::kSkip) skip = [&](const BadRow&) { broken = true; };
+  while (first_rows.size() < 8 && rows.next(row, skip)) {
     if (first_rows.empty()) line = row.line;
     first_rows.push_back(std::move(row.value));
   }
@@ -237,8 +232,9 @@ FactSet parse_facts(std::string_view text, const std::string& name, const ReadOp
   Loader loader(reader, name, options);
   detail::RowReader rows(text, name);
   detail::Row row;
-  const auto broken = [&](const BadRow& bad) { loader.add_broken(bad); };
-  while (next_row(rows, row, options.bad_rows, broken) && loader.add(row, rows.where(row))) {
+  std::function<void(const BadRow&)> skip;
+  if (options.bad_rows == BadRowPolicy::kSkip) skip = [&](const BadRow& bad) { loader.add_broken(bad); };
+  while (rows.next(row, skip) && loader.add(row, rows.where(row))) {
   }
   return loader.finish(log);
 }
@@ -259,7 +255,7 @@ FactSet load_facts(const std::filesystem::path& path, const ReadOptions& options
   if (std::ssize(file) > options.max_bytes)
     throw Error(ErrorClass::kUnsupported, {path.string(), std::to_string(file.size()) + " bytes",
                                            "at most " + std::to_string(options.max_bytes), "split the file"});
-  return parse_facts({reinterpret_cast<const char*>(file.data()), file.size()}, path.string(), options, log);
+  return parse_facts(file.text(), path.string(), options, log);
 }
 
 FactSet load_bundled_facts(const ReadOptions& options, const Log& log) {

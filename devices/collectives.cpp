@@ -1,4 +1,4 @@
-// The group of one, and the real one: Gloo, with NCCL between GPUs where all have it. The only source that sees c10d.
+// Gloo, with NCCL between GPUs where all have it. The only source that sees c10d.
 #define USE_DISTRIBUTED
 #define USE_C10D_GLOO
 #include <ATen/ATen.h>
@@ -23,15 +23,6 @@ namespace emend::devices {
 namespace {
 
 using detail::nccl_gpu, detail::nccl_plugin, detail::NcclGroup;
-
-class Alone final : public Collectives {
- public:
-  [[nodiscard]] int rank() const noexcept override { return 0; }
-  [[nodiscard]] int size() const noexcept override { return 1; }
-  void all_reduce_sum(at::Tensor&) override {}
-  [[nodiscard]] std::vector<std::string> all_gather(std::string_view bytes) override { return {std::string(bytes)}; }
-  void barrier() override {}
-};
 
 using at::Tensor;
 
@@ -310,7 +301,7 @@ void survive_lost_connections() {
 
 std::unique_ptr<Collectives> join_processes(const ProcessEnvironment& environment, ProcessTimeouts timeouts,
                                             const Log& log) {
-  if (environment.size == 1) return std::make_unique<Alone>();
+  if (environment.size == 1) return nullptr;
   survive_lost_connections();
   return std::make_unique<GlooGroup>(environment, timeouts, log);
 }

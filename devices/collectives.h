@@ -1,10 +1,10 @@
 // Sums, exchanges and meetings of several processes, each with its own part of the work (statistics, evaluation).
 //
-// Goals: works on any machine over TCP (Gloo, which is inside LibTorch); a group of one needs no network; a process
-// that dies ends the others within seconds, with a message; calls that do not match are an error in every process, not
-// a hang. Non-goals: overlap with computation; splitting one model over processes (a placement plan does that within
-// one process). Between GPUs the NCCL plug-in is used where every process has it and a GPU of its own, else tensors are
-// staged through host memory (docs/adr/0014-gloo-and-an-nccl-plug-in.md).
+// Goals: works on any machine over TCP (Gloo, which is inside LibTorch); a process alone needs no network and has no
+// group; a process that dies ends the others within seconds, with a message; calls that do not match are an error in
+// every process, not a hang. Non-goals: overlap with computation; splitting one model over processes (a placement plan
+// does that within one process). Between GPUs the NCCL plug-in is used where every process has it and a GPU of its own,
+// else tensors are staged through host memory (docs/adr/0014-gloo-and-an-nccl-plug-in.md).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -41,7 +41,7 @@ struct ProcessTimeouts {
       std::chrono::minutes(30);  ///< for the slowest to reach a call (a lost one is noticed at once)
 };
 
-/// Joins the group that `environment` describes; a group of one needs nothing and waits for nobody.
+/// Joins the group that `environment` describes; null where this process is alone.
 /// Throws Error(kDevice) if the others do not appear in time or the port is taken. In a group of several, SIGPIPE is
 /// ignored from then on unless the program handles it: a lost connection is an error, not the end of the process.
 /// `log` hears once whether tensors on GPUs go through NCCL.

@@ -14,15 +14,10 @@ namespace {
 
 using Kind = DeviceMapSpec::Kind;
 
-constexpr std::array<std::pair<std::string_view, Kind>, 4> kWords = {{{"auto", Kind::kAuto},
+constexpr std::array<std::pair<std::string_view, Kind>, 4> kWords = {{{"auto", Kind::kBalanced},
                                                                       {"balanced", Kind::kBalanced},
                                                                       {"balanced_low_0", Kind::kBalancedLow0},
                                                                       {"sequential", Kind::kSequential}}};
-
-[[noreturn]] void bad_map(const std::string& where, const std::string& got, const std::string& expected,
-                          const std::string& advice = "") {
-  refuse({where, got, expected, advice});
-}
 
 void add_module(DeviceMapSpec& spec, const std::string& module, const std::string& device) {
   try {
@@ -38,43 +33,30 @@ constexpr const char* kExpectedObject = "an object of module names and devices, 
 
 void read_modules(DeviceMapSpec& spec, std::string_view text) {
   const YamlValue map = parse_yaml(text, {spec.source, "module"});
-  if (map.kind != YamlValue::Kind::kMap) bad_map(spec.source, "not an object", kExpectedObject);
+  if (map.kind != YamlValue::Kind::kMap) refuse({spec.source, "not an object", kExpectedObject, ""});
   for (size_t i = 0; i < map.keys.size(); ++i) {
     const YamlValue& device = map.items[i];
     if (device.kind != YamlValue::Kind::kScalar)
-      bad_map(spec.source + ":" + std::to_string(device.line),
-              "the device of \"" + map.keys[i] + "\" is " + device.show(), kExpectedObject);
+      refuse({spec.source + ":" + std::to_string(device.line),
+              "the device of \"" + map.keys[i] + "\" is " + device.show(), kExpectedObject, ""});
     add_module(spec, map.keys[i], device.text);
   }
 }
 
 void refuse_odd_mixtures(const DeviceMapSpec& spec) {
-  if (spec.modules.empty()) bad_map(spec.source, "the map is empty", kExpectedObject);
+  if (spec.modules.empty()) refuse({spec.source, "the map is empty", kExpectedObject, ""});
   bool simulated = false, cuda = false;
   for (const auto& [module, device] : spec.modules) {
     simulated |= device.type() == kSimulated;
     cuda |= device.is_cuda();
     if (device.type() == kSimulated && device.index() >= kMaxSimulated)
-      bad_map(spec.source, "module \"" + module + "\" is on " + to_string(device),
-              "at most sim:" + std::to_string(kMaxSimulated - 1));
+      refuse({spec.source, "module \"" + module + "\" is on " + to_string(device),
+              "at most sim:" + std::to_string(kMaxSimulated - 1), ""});
   }
   if (simulated && cuda)
     throw Error(ErrorClass::kUnsupported,
                 {spec.source, "simulated and CUDA devices in one map", "one kind or the other",
                  "simulated devices are for trying a map on a machine without GPUs"});
-}
-
-DeviceMapSpec parse_simulated(const std::string& text) {
-  DeviceMapSpec spec;
-  spec.source = "device map \"" + text + "\"";
-  const int count = number_in<int>(text.substr(4)).value_or(-1);
-  if (count < 0 || count > kMaxSimulated)
-    bad_map(spec.source, "\"" + text.substr(4) + "\" is not a number of simulated devices",
-            "sim:1 to sim:" + std::to_string(kMaxSimulated) + ", or sim:0 for the first alone");
-  spec.kind = count == 0 ? Kind::kSingle : Kind::kSimulated;
-  spec.device = {kSimulated, 0};
-  spec.simulated = std::max(count, 1);
-  return spec;
 }
 
 bool looks_like_file(const std::string& text) {
@@ -95,7 +77,6 @@ DeviceMapSpec parse_modules(const std::string& text, const std::string& source) 
 
 std::vector<c10::Device> DeviceMapSpec::named_devices() const {
   std::vector<c10::Device> devices;
-  if (kind == Kind::kSingle) devices.push_back(device);
   if (kind == Kind::kSimulated)
     for (int k = 0; k < simulated; ++k) devices.emplace_back(devices::kSimulated, static_cast<c10::DeviceIndex>(k));
   for (const auto& [module, where] : modules)
@@ -111,19 +92,27 @@ DeviceMapSpec parse_device_map(const std::string& text) {
       spec.kind = kind;
       return spec;
     }
-  if (text.starts_with("sim:")) return parse_simulated(text);
+  if (text.starts_with("sim:")) {
+    const int count = number_in<int>(text.substr(4)).value_or(-1);
+    if (count < 0 || count > kMaxSimulated)
+      refuse({spec.source, "\"" + text.substr(4) + "\" is not a number of simulated devices",
+              "sim:1 to sim:" + std::to_string(kMaxSimulated) + ", or sim:0 for the first alone", ""});
+    spec.kind = Kind::kSimulated;
+    spec.simulated = count;
+    if (count > 0) return spec;
+  }
   if (looks_like_file(text)) return parse_modules(read_file(text), text);
   if (text.starts_with("{")) return parse_modules(text, "device map");
-  spec.kind = Kind::kSingle;
+  spec.kind = Kind::kExplicit;
   try {
-    spec.device = parse_device_name(text);
+    spec.modules = {{"", parse_device_name(text)}};
   } catch (const Error& error) {
     if (error.error_class() == ErrorClass::kUnsupported || text.starts_with("cuda")) throw;
     std::vector<std::string> words{"cpu", "cuda"};
     for (const auto& entry : kWords) words.emplace_back(entry.first);
-    bad_map(spec.source, "not a device map",
+    refuse({spec.source, "not a device map",
             "auto, balanced, balanced_low_0, sequential, cpu, cuda:0, sim:4 or a .json or .yaml file",
-            did_you_mean(text, words));
+            did_you_mean(text, words)});
   }
   return spec;
 }

@@ -14,27 +14,24 @@ namespace emend::devices {
 /// A device map as it was asked for.
 struct DeviceMapSpec {
   enum class Kind {
-    kAuto,          ///< as kBalanced
     kBalanced,      ///< spread over the visible GPUs, then the CPU
     kBalancedLow0,  ///< the same, with as little as possible on the first GPU
     kSequential,    ///< fill the first GPU, then the next, then the CPU
-    kSingle,        ///< everything on `device`
     kSimulated,     ///< evenly over `simulated` simulated devices
-    kExplicit,      ///< `modules`
+    kExplicit,      ///< `modules`; one device for all is that of the prefix ""
   };
-  Kind kind = Kind::kAuto;
-  c10::Device device{c10::kCPU};
+  Kind kind = Kind::kBalanced;
   int simulated = 0;
   std::vector<std::pair<std::string, c10::Device>> modules;  ///< module name (or prefix, or "") → device
   std::string source = "auto";                               ///< the option's text, for messages
 
-  /// The devices that the spec names itself (kSingle, kSimulated, kExplicit).
+  /// The devices that the spec names itself (kSimulated, kExplicit).
   [[nodiscard]] std::vector<c10::Device> named_devices() const;
   /// What bare numbers beside it mean (--max-memory 0=10GiB): simulated devices if it names some, else GPUs.
   [[nodiscard]] c10::DeviceType numbered() const;
 };
 
-/// auto | balanced | balanced_low_0 | sequential | cpu | cuda:0 | 0 | sim:K (K ≥ 1: K simulated devices,
+/// auto (as balanced) | balanced | balanced_low_0 | sequential | cpu | cuda:0 | 0 | sim:K (K ≥ 1: K simulated devices,
 /// evenly; sim:0: the first alone) | FILE.json | FILE.yaml | an inline JSON object. Throws
 /// Error(kInvalidArgument), Error(kNotFound) for a missing file, Error(kUnsupported) for "disk" and for maps
 /// that mix simulated and CUDA devices. Asks nothing about the machine.

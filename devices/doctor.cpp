@@ -92,20 +92,7 @@ Check check_pair(c10::Device from, c10::Device to) {
   return check;
 }
 
-}  // namespace
-
-std::string_view to_string(CheckStatus status) noexcept {
-  constexpr std::string_view kNames[] = {"ok", "warning", "failed", "skipped"};
-  return kNames[static_cast<size_t>(status)];
-}
-
-nlohmann::ordered_json to_json(const Check& check) {
-  return {
-      {"name", check.name}, {"status", to_string(check.status)}, {"detail", check.detail}, {"advice", check.advice}};
-}
-
-std::vector<Check> check_cuda(bool wanted) {
-  if (!wanted) return {{"cuda runtime", CheckStatus::kSkipped, "not asked for", ""}};
+std::vector<Check> check_cuda() {
   const auto& runtime = load_cuda_runtime();
   if (runtime.devices == 0) return {{"cuda runtime", CheckStatus::kWarning, runtime.reason, advice_for_cuda(runtime)}};
   const auto first = detail::query_gpu(0);
@@ -125,13 +112,25 @@ std::vector<Check> check_cuda(bool wanted) {
   return checks;
 }
 
-std::vector<Check> check_memory(const std::vector<DeviceInfo>& devices, int64_t needed) {
+}  // namespace
+
+std::string_view to_string(CheckStatus status) noexcept {
+  constexpr std::string_view kNames[] = {"ok", "warning", "failed", "skipped"};
+  return kNames[static_cast<size_t>(status)];
+}
+
+nlohmann::ordered_json to_json(const Check& check) {
+  return {
+      {"name", check.name}, {"status", to_string(check.status)}, {"detail", check.detail}, {"advice", check.advice}};
+}
+
+std::vector<Check> check_memory(const std::vector<DeviceInfo>& devices) {
   std::vector<Check> checks;
   for (const auto& info : devices) {
     Check check{"memory of " + to_string(info.device), CheckStatus::kOk,
                 format_bytes(info.free_bytes) + " free of " + format_bytes(info.total_bytes) + " (" + info.name + ")",
                 "", to_string(info.device)};
-    if (info.free_bytes < (needed > 0 ? needed : info.total_bytes / 20)) {
+    if (info.free_bytes < info.total_bytes / 20) {
       check.status = CheckStatus::kWarning;
       check.advice = "another process may hold it; a smaller batch or another device map may still fit: see emend plan";
     }
@@ -169,7 +168,8 @@ std::vector<Check> check_copies(const std::vector<c10::Device>& devices) {
 std::vector<Check> check_machine(const DeviceMapSpec& map, const MaxMemory& max_memory) {
   const auto named = map.named_devices();
   const bool cuda = named.empty() || std::ranges::any_of(named, [](auto d) { return d.is_cuda(); });
-  std::vector<Check> checks = check_cuda(cuda);
+  std::vector<Check> checks{{"cuda runtime", CheckStatus::kSkipped, "not asked for"}};
+  if (cuda) checks = check_cuda();
   try {
     const auto usable = prepare_devices(map, max_memory);
     std::ranges::move(check_memory(usable), std::back_inserter(checks));

@@ -25,14 +25,13 @@ struct Check {
 /// {"name": …, "status": "ok", "detail": …, "advice": …}
 [[nodiscard]] nlohmann::ordered_json to_json(const Check& check);
 
-/// Everything below for the devices that `map` may use. Never throws for a finding. Copies found to be wrong are sent
+/// Everything below for the devices that `map` may use, and if they may be GPUs the CUDA library, the driver, and which
+/// GPUs CUDA_VISIBLE_DEVICES shows under which number. Never throws for a finding. Copies found to be wrong are sent
 /// through host memory from now on.
 [[nodiscard]] std::vector<Check> check_machine(const DeviceMapSpec& map, const MaxMemory& max_memory = {});
 
-/// The CUDA library, the driver, and which GPUs CUDA_VISIBLE_DEVICES shows under which number.
-[[nodiscard]] std::vector<Check> check_cuda(bool wanted);
-/// Free memory of every device; a warning below `needed` bytes (0: below a twentieth of the device).
-[[nodiscard]] std::vector<Check> check_memory(const std::vector<DeviceInfo>& devices, int64_t needed = 0);
+/// Free memory of every device; a warning below a twentieth of it.
+[[nodiscard]] std::vector<Check> check_memory(const std::vector<DeviceInfo>& devices);
 /// Threads that LibTorch uses, against the processors that this process may use.
 [[nodiscard]] Check check_threads();
 

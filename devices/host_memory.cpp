@@ -5,12 +5,12 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <deque>
+#include <map>
 #include <mutex>
 
 #ifdef __GLIBC__
@@ -47,7 +47,7 @@ class Blocks {
       const std::lock_guard lock(mutex_);
       used_bytes_ += bytes;
       most_used_ = std::max(most_used_, used_bytes_);
-      auto& idle = idle_[index(bytes)];
+      auto& idle = idle_[bytes];
       if (!idle.empty()) {
         void* const block = idle.back().address;
         idle.pop_back();
@@ -65,7 +65,7 @@ class Blocks {
 
   void give(void* block, size_t bytes) {
     const std::lock_guard lock(mutex_);
-    idle_[index(bytes)].push_back({block, ++dropped_});
+    idle_[bytes].push_back({block, ++dropped_});
     idle_bytes_ += bytes;
     used_bytes_ -= bytes;
     unmap_surplus();
@@ -82,33 +82,20 @@ class Blocks {
     void* address;
     uint64_t dropped;  // when, in drops
   };
-  static constexpr size_t kSizes = (static_cast<size_t>(kLargestBlock - kSmallestBlock) << kStepBits) + 1;
-
-  // Of a size that block_of gives, from 0.
-  static size_t index(size_t bytes) {
-    const int power = std::bit_width(bytes) - 1;
-    return (static_cast<size_t>(power - kSmallestBlock) << kStepBits) + (bytes >> (power - kStepBits)) -
-           (1u << kStepBits);
-  }
-  static size_t size(size_t index) {
-    const size_t eighths = (size_t{1} << kStepBits) + index % (1u << kStepBits);
-    return eighths << (kSmallestBlock - kStepBits + (index >> kStepBits));
-  }
 
   void unmap_surplus() {
     while (idle_bytes_ > 0 && (idle_bytes_ > limit_ || used_bytes_ + idle_bytes_ > most_used_)) unmap_oldest();
   }
   void unmap_oldest() {
     const auto oldest = std::ranges::min_element(
-        idle_, {}, [](const auto& idle) { return idle.empty() ? UINT64_MAX : idle.front().dropped; });
-    const size_t bytes = size(static_cast<size_t>(oldest - idle_.begin()));
-    munmap(oldest->front().address, bytes);
-    oldest->pop_front();
-    idle_bytes_ -= bytes;
+        idle_, {}, [](const auto& one) { return one.second.empty() ? UINT64_MAX : one.second.front().dropped; });
+    munmap(oldest->second.front().address, oldest->first);
+    oldest->second.pop_front();
+    idle_bytes_ -= oldest->first;
   }
 
   std::mutex mutex_;
-  std::array<std::deque<Idle>, kSizes> idle_;  // by size, the last dropped at the back
+  std::map<size_t, std::deque<Idle>> idle_;  // by bytes, the last dropped at the back
   size_t idle_bytes_ = 0, used_bytes_ = 0;
   size_t most_used_ = 0;  // at once, since unmap_all
   uint64_t dropped_ = 0;

@@ -68,21 +68,26 @@ KernelDtype dtype_of(const at::Tensor& x) {
 constexpr int64_t kNumbersAThread = 1 << 15;  // what pays waking another thread
 
 /// Starts a work of `rows` rows: on a GPU behind what is queued on the current stream, on the host shared by threads.
-template <class Call>
-void start(const at::Tensor& like, int64_t rows, const Call& call) {
+template <class Kernel, class Work>
+void start(const at::Tensor& like, int64_t rows, Kernel KernelPlugin::*kernel, const Work& work) {
   const auto device = like.device();
   const auto* plugin = kernels_of(device);
   EMEND_CHECK(plugin, "own_kernels() was asked");
+  const auto run = [&](const KernelPlace& place) {
+    if constexpr (std::is_invocable_v<Kernel, const Work&, const KernelPlace&>)
+      return (plugin->*kernel)(work, place);
+    else
+      return (plugin->*kernel)(work, dtype_of(like), place);
+  };
   if (!device.is_cuda()) {
     const int64_t numbers_a_row = std::max<int64_t>(1, like.numel() / std::max<int64_t>(1, rows));
-    at::parallel_for(0, rows, std::max<int64_t>(1, kNumbersAThread / numbers_a_row), [&](int64_t begin, int64_t end) {
-      call(*plugin, KernelPlace{.first_row = begin, .end_row = end});
-    });
+    at::parallel_for(0, rows, std::max<int64_t>(1, kNumbersAThread / numbers_a_row),
+                     [&](int64_t begin, int64_t end) { run(KernelPlace{.first_row = begin, .end_row = end}); });
     return;
   }
   const c10::DeviceGuard guard(device);
   const KernelPlace place{device.index(), c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle()};
-  if (call(*plugin, place) != 0)
+  if (run(place) != 0)
     throw Error(ErrorClass::kDevice, {"a kernel of emend on " + to_string(device), plugin->last_error(),
                                       "a kernel that runs", std::string("unset ") + kVariable + " to do without"});
 }
@@ -120,7 +125,7 @@ Normed normalise(const at::Tensor& x, const at::Tensor& added, const at::Tensor&
   void* const sum = added.defined() ? out(made.sum) : nullptr;
   const auto work = made_of<AddRmsNorm>(in(rows), in(more), in(w), sum, out(made.normed), out<float>(made.inverse),
                                         count, width, static_cast<float>(epsilon), one_plus);
-  start(x, count, [&](const auto& plugin, const auto& place) { return plugin.add_rms_norm(work, dtype_of(x), place); });
+  start(x, count, &KernelPlugin::add_rms_norm, work);
   return made;
 }
 
@@ -146,9 +151,7 @@ class NormFunction : public torch::autograd::Function<NormFunction> {
       const auto work =
           made_of<AddRmsNormBack>(in(sum), in(weight), in(normed), in(more), in<float>(inverse), out(grad),
                                   inverse.numel(), sum.size(-1), context->saved_data["one_plus"].toBool());
-      start(sum, inverse.numel(), [&](const auto& plugin, const auto& place) {
-        return plugin.add_rms_norm_back(work, dtype_of(sum), place);
-      });
+      start(sum, inverse.numel(), &KernelPlugin::add_rms_norm_back, work);
     }
     return {grad, gradients.size() > 1 ? grad : at::Tensor(), {}, {}, {}};
   }
@@ -179,16 +182,14 @@ at::Tensor rotated(const at::Tensor& x_Nhd, const at::Tensor& cos, const at::Ten
   RotateHeads work = tables_of(x, cos, sin, interleaved, back);
   work.parts[0] = plain_part(x, y, true);
   work.n_parts = 1;
-  start(x, work.tokens,
-        [&](const auto& plugin, const auto& place) { return plugin.rotate_heads(work, dtype_of(x), place); });
+  start(x, work.tokens, &KernelPlugin::rotate_heads, work);
   return y;
 }
 
 at::Tensor gate_opened(const at::Tensor& gate, const at::Tensor& up, const at::Tensor& key) {
   const auto work =
       made_of<Gated>(in(gate), in(up), out(key), gate.size(0), gate.size(1), gate.stride(0), up.stride(0));
-  start(key, work.rows,
-        [&](const auto& plugin, const auto& place) { return plugin.gated(work, dtype_of(key), place); });
+  start(key, work.rows, &KernelPlugin::gated, work);
   return key;
 }
 
@@ -204,8 +205,7 @@ class GateFunction : public torch::autograd::Function<GateFunction> {
     const at::Tensor grad = dense(gradients[0]), to_gate = at::empty_like(grad), to_up = at::empty_like(grad);
     const auto work = made_of<GatedBack>(in(gate), in(up), in(grad), out(to_gate), out(to_up), gate.size(0),
                                          gate.size(1), gate.stride(0), up.stride(0));
-    start(grad, work.rows,
-          [&](const auto& plugin, const auto& place) { return plugin.gated_back(work, dtype_of(grad), place); });
+    start(grad, work.rows, &KernelPlugin::gated_back, work);
     return {to_gate, to_up};
   }
 };
@@ -311,8 +311,7 @@ at::Tensor rotate_into_cache(const at::Tensor& q_Nhd, const at::Tensor& k_Ngd, c
   work.parts[2] = to_slots(v, values_BgSd, false);
   work.n_parts = 3;
   work.row = row_N.const_data_ptr<int64_t>(), work.slot = slot_N.const_data_ptr<int64_t>();
-  start(q, work.tokens,
-        [&](const auto& plugin, const auto& place) { return plugin.rotate_heads(work, dtype_of(q), place); });
+  start(q, work.tokens, &KernelPlugin::rotate_heads, work);
   return turned;
 }
 
@@ -326,8 +325,7 @@ HeadLosses head_loss(const at::Tensor& logits_MV, const at::Tensor& labels_M, co
   const auto work =
       made_of<HeadLoss>(in(logits), in<int64_t>(labels), in<float>(weight), in<float>(floor), out<float>(made.nll_M),
                         out<bool>(made.hit_M), out(made.grad_MV), logits.size(0), logits.size(1));
-  start(logits, logits.size(0),
-        [&](const auto& plugin, const auto& place) { return plugin.head_loss(work, dtype_of(logits), place); });
+  start(logits, logits.size(0), &KernelPlugin::head_loss, work);
   return made;
 }
 
@@ -341,7 +339,7 @@ at::Tensor ball_adam(const at::Tensor& value_BD, const at::Tensor& grad_BD, at::
       made_of<BallAdam>(in<float>(value), in<float>(grad), in<float>(limit), in<double>(power1), in<double>(power2),
                         out<float>(first_BD), out<float>(second_BD), out<float>(moved), value.size(0), value.size(1),
                         step.rate, step.beta1, step.beta2, step.epsilon);
-  start(value, value.size(0), [&](const auto& plugin, const auto& place) { return plugin.ball_adam(work, place); });
+  start(value, value.size(0), &KernelPlugin::ball_adam, work);
   return moved;
 }
 

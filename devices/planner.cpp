@@ -21,46 +21,30 @@ using Kind = DeviceMapSpec::Kind;
 
 /// One part that is placed as a whole, in the order of the forward pass.
 struct Unit {
-  enum class Part { kEmbedding, kPosition, kLayer, kFinalNorm, kHead };
-  Part part;
+  c10::Device PlacementPlan::*part = nullptr;  ///< null: a layer
   int64_t layer = -1;
   int64_t bytes = 0;
   bool edits = false;
 };
 
 std::vector<Unit> units_of(const MemoryModel& model) {
-  using Part = Unit::Part;
   const bool tied = model.model().tied;
   std::vector<Unit> units;
   const auto head = model.of_head(tied).total();
-  units.push_back({Part::kEmbedding, -1, model.of_embedding().total() + (tied ? head : 0), false});
-  if (model.model().position_bytes > 0) units.push_back({Part::kPosition, -1, model.of_position().total(), false});
+  units.push_back({&PlacementPlan::embedding, -1, model.of_embedding().total() + (tied ? head : 0)});
+  if (model.model().position_bytes > 0) units.push_back({&PlacementPlan::position, -1, model.of_position().total()});
   for (int64_t l = 0; l < model.model().n_layers; ++l)
-    units.push_back({Part::kLayer, l, model.of_layer(l).total(), model.is_editing_layer(l)});
-  units.push_back({Part::kFinalNorm, -1, model.of_final_norm().total(), false});
-  if (!tied) units.push_back({Part::kHead, -1, head, false});
+    units.push_back({nullptr, l, model.of_layer(l).total(), model.is_editing_layer(l)});
+  units.push_back({&PlacementPlan::final_norm, -1, model.of_final_norm().total()});
+  if (!tied) units.push_back({&PlacementPlan::head, -1, head});
   return units;
 }
 
 void put(PlacementPlan& plan, const Unit& unit, c10::Device device, bool tied) {
-  switch (unit.part) {
-    case Unit::Part::kEmbedding:
-      plan.embedding = plan.position = device;
-      if (tied) plan.head = device;
-      break;
-    case Unit::Part::kPosition:
-      plan.position = device;
-      break;
-    case Unit::Part::kLayer:
-      plan.layers[static_cast<size_t>(unit.layer)] = device;
-      break;
-    case Unit::Part::kFinalNorm:
-      plan.final_norm = device;
-      break;
-    case Unit::Part::kHead:
-      plan.head = device;
-      break;
-  }
+  (unit.part ? plan.*unit.part : plan.layers[static_cast<size_t>(unit.layer)]) = device;
+  if (unit.part != &PlacementPlan::embedding) return;
+  plan.position = device;
+  if (tied) plan.head = device;
 }
 
 /// What every accelerator may take of the units' bytes: its own limit less what it needs once, and the balance.
@@ -75,7 +59,7 @@ std::vector<int64_t> caps_of(const MemoryModel& model, const std::vector<Unit>& 
   int64_t total = 0, block = 0;
   for (const auto& unit : units) {
     total += unit.bytes;
-    if (unit.part == Unit::Part::kLayer) block = std::max(block, unit.bytes);
+    if (!unit.part) block = std::max(block, unit.bytes);
   }
   const int64_t share = total / (low_zero ? n - 1 : n) + static_cast<int64_t>(1.25 * static_cast<double>(block));
   // The last device keeps its full limit, in case the share was too small.
@@ -243,8 +227,6 @@ class Planner {
   PlacementPlan place(std::vector<std::string>& warnings) const {
     const auto n_layers = request_.model.n_layers;
     switch (request_.map.kind) {
-      case Kind::kSingle:
-        return PlacementPlan::single(request_.map.device, n_layers);
       case Kind::kExplicit:
         return place_explicitly(request_.map, request_.names, n_layers, request_.model.tied, warnings);
       case Kind::kSimulated:
@@ -293,9 +275,10 @@ class Planner {
 
   void warn_about_host(Plan& plan) const {
     const c10::Device host(c10::kCPU);
-    const bool asked_for = request_.map.kind == Kind::kSingle || request_.map.kind == Kind::kExplicit;
     const auto on_host = std::ranges::count(plan.placement.layers, host);
-    if (asked_for || (accelerators_.empty() && request_.map.kind != Kind::kSimulated) || on_host == 0) return;
+    if (request_.map.kind == Kind::kExplicit || (accelerators_.empty() && request_.map.kind != Kind::kSimulated) ||
+        on_host == 0)
+      return;
     plan.warnings.push_back(std::to_string(on_host) + " of " + std::to_string(plan.placement.layers.size()) +
                             " layers do not fit on the accelerators and compute on the CPU");
   }
@@ -354,7 +337,7 @@ std::vector<std::string> suggest(const PlanRequest& request, const Plan& plan) {
             "statistics and solve fit in host memory, where a run puts them by itself");
   for (const auto& [kind, name] : std::initializer_list<std::pair<Kind, const char*>>{
            {Kind::kBalanced, "balanced"}, {Kind::kSequential, "sequential"}}) {
-    if (request.map.kind == kind || (request.map.kind == Kind::kAuto && kind == Kind::kBalanced)) continue;
+    if (request.map.kind == kind) continue;
     const auto change = [kind = kind](PlanRequest& r) {
       r.map = {};
       r.map.kind = kind;

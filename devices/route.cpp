@@ -6,9 +6,7 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <mutex>
-#include <set>
 #include <tuple>
 
 namespace emend::devices {
@@ -18,51 +16,21 @@ constexpr std::array<std::string_view, 16> kPurposeNames = {
     "input", "hidden", "table",    "labels", "loss",   "delta",     "keys", "statistics",
     "solve", "weight", "snapshot", "cache",  "logits", "optimiser", "host", "other"};
 
-auto order(c10::Device device) {
-  return std::make_pair(static_cast<int>(device.type()), device.index());
-}
-
-/// The scopes that are alive. Only real transfers look here, so one mutex is cheap enough.
-struct Registry {
+/// What all threads share. Only real transfers look here, so one mutex is cheap enough.
+struct Shared {
   std::mutex mutex;
-  std::vector<std::shared_ptr<TransferScope::State>> scopes;
-  std::atomic<int> alive{0};
+  std::vector<TransferScope*> scopes;                       // those that are alive; the mutex guards their totals too
+  std::vector<std::pair<c10::Device, c10::Device>> staged;  // pairs whose direct copies are not to be trusted
 };
-Registry& registry() {
-  static Registry instance;
+Shared& shared() {
+  static Shared instance;
   return instance;
 }
-
-/// Pairs whose direct copies are not to be trusted.
-struct StagedPairs {
-  std::mutex mutex;
-  std::set<std::pair<std::pair<int, int>, std::pair<int, int>>> pairs;
-  std::atomic<bool> any{false};
-};
-StagedPairs& staged_pairs() {
-  static StagedPairs instance;
-  return instance;
-}
-
-}  // namespace
-
-struct TransferScope::State {
-  std::map<TransferKey, TransferTotal> totals;  // guarded by the registry's mutex
-};
-
-namespace {
 
 void add(TransferTotal& total, const TransferTotal& more) {
   total.count += more.count;
   total.bytes += more.bytes;
   total.largest = std::max(total.largest, more.largest);
-}
-
-void count(c10::Device from, c10::Device to, Purpose purpose, int64_t bytes) {
-  auto& all = registry();
-  if (all.alive.load(std::memory_order_relaxed) == 0) return;
-  const std::lock_guard lock(all.mutex);
-  for (const auto& scope : all.scopes) add(scope->totals[{from, to, purpose}], {1, bytes, bytes});
 }
 
 }  // namespace
@@ -72,8 +40,10 @@ std::string_view to_string(Purpose purpose) noexcept {
 }
 
 bool operator<(const TransferKey& a, const TransferKey& b) noexcept {
-  return std::make_tuple(order(a.from), order(a.to), a.purpose) <
-         std::make_tuple(order(b.from), order(b.to), b.purpose);
+  const auto order = [](const TransferKey& key) {
+    return std::tuple(key.from.type(), key.from.index(), key.to.type(), key.to.index(), key.purpose);
+  };
+  return order(a) < order(b);
 }
 
 // Small things that the host makes in the middle of a pass. From pinned memory they are queued behind the device's
@@ -98,7 +68,8 @@ at::Tensor move(const at::Tensor& src, c10::Device to, at::ScalarType dtype, Pur
     const bool behind = made_in_passing(purpose, bytes) && from.is_cpu() && !to.is_meta() && !value.requires_grad();
     if (behind) value = value.pin_memory();
     value = value.to(to, value.scalar_type(), /*non_blocking=*/behind).to(dtype);
-    count(from, to, purpose, bytes);
+    const std::lock_guard lock(shared().mutex);
+    for (auto* scope : shared().scopes) add(scope->totals_[{from, to, purpose}], {1, bytes, bytes});
     return value;
   } catch (const c10::OutOfMemoryError& error) {
     throw Error(ErrorClass::kDevice,
@@ -122,39 +93,29 @@ at::Tensor index_on(const std::vector<int64_t>& index, const at::Tensor& like) {
 }
 
 void stage_through_host(c10::Device from, c10::Device to, bool staged) {
-  auto& all = staged_pairs();
-  const std::lock_guard lock(all.mutex);
-  if (staged)
-    all.pairs.insert({order(from), order(to)});
-  else
-    all.pairs.erase({order(from), order(to)});
-  all.any = !all.pairs.empty();
+  const std::lock_guard lock(shared().mutex);
+  std::erase(shared().staged, std::pair(from, to));
+  if (staged) shared().staged.emplace_back(from, to);
 }
 
 bool is_staged(c10::Device from, c10::Device to) {
-  auto& all = staged_pairs();
-  if (!all.any.load(std::memory_order_relaxed)) return false;
-  const std::lock_guard lock(all.mutex);
-  return all.pairs.count({order(from), order(to)}) > 0;
+  const std::lock_guard lock(shared().mutex);
+  return std::ranges::count(shared().staged, std::pair(from, to)) > 0;
 }
 
-TransferScope::TransferScope() : state_(std::make_shared<State>()) {
-  auto& all = registry();
-  const std::lock_guard lock(all.mutex);
-  all.scopes.push_back(state_);
-  ++all.alive;
+TransferScope::TransferScope() {
+  const std::lock_guard lock(shared().mutex);
+  shared().scopes.push_back(this);
 }
 
 TransferScope::~TransferScope() {
-  auto& all = registry();
-  const std::lock_guard lock(all.mutex);
-  std::erase(all.scopes, state_);
-  --all.alive;
+  const std::lock_guard lock(shared().mutex);
+  std::erase(shared().scopes, this);
 }
 
 std::map<TransferKey, TransferTotal> TransferScope::totals() const {
-  const std::lock_guard lock(registry().mutex);
-  return state_->totals;
+  const std::lock_guard lock(shared().mutex);
+  return totals_;
 }
 
 TransferTotal TransferScope::total(std::optional<Purpose> purpose) const {

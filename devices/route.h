@@ -10,7 +10,6 @@
 
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string_view>
@@ -108,10 +107,9 @@ class TransferScope {
   /// [{"from": "cpu", "to": "sim:0", "purpose": "hidden", "count": 3, "bytes": 4096, "largest": 2048}, …]
   [[nodiscard]] nlohmann::json to_json() const;
 
-  struct State;
-
  private:
-  std::shared_ptr<State> state_;
+  friend at::Tensor detail::move(const at::Tensor& src, c10::Device to, at::ScalarType dtype, Purpose purpose);
+  std::map<TransferKey, TransferTotal> totals_;
 };
 
 }  // namespace emend::devices

@@ -3,6 +3,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/native/Resize.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <emend/core/error.h>
 #include <emend/devices/detail/sim_backend.h>
@@ -105,7 +106,7 @@ class Hooks final : public at::PrivateUse1HooksInterface {
   at::Generator getNewGenerator(DeviceIndex index) const override { return detail::make_simulated_generator(index); }
   c10::Allocator* getPinnedMemoryAllocator() const override { return c10::GetAllocator(c10::kCPU); }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
-    const detail::CurrentSimulated current(storage.device());
+    const c10::DeviceGuard current(storage.device());
     at::native::resize_bytes_cpu(storage.unsafeGetStorageImpl(), bytes);
   }
 };
@@ -157,15 +158,6 @@ namespace detail {
 
 int simulated_streams_taken() noexcept {
   return g_streams;
-}
-
-CurrentSimulated::CurrentSimulated(std::optional<Device> device) : before_(current_simulated_device()) {
-  const auto index = device && device->has_index() ? device->index() : before_;
-  require_ordinal(index);
-  set_current_simulated_device(index);
-}
-CurrentSimulated::~CurrentSimulated() {
-  set_current_simulated_device(before_);
 }
 
 const at::Generator& default_simulated_generator(DeviceIndex index) {

@@ -29,8 +29,6 @@ ItemRange share_of(std::span<const int64_t> costs, int parts, int part) {
   return {cut(part), cut(part + 1)};
 }
 
-WorkSharing::WorkSharing(Collectives& group) noexcept : group_(group.size() > 1 ? &group : nullptr) {}
-
 int WorkSharing::processes() const noexcept {
   return group_ ? group_->size() : 1;
 }

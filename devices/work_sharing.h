@@ -1,18 +1,22 @@
 // Work on independent items (facts, prompts) that several processes do together, each with its own copy of the model.
 //
-//   devices::WorkSharing sharing(*group);
-//   auto results = sharing.map<Result>(costs, compute, encode, decode);   // everyone has all of them, in order
+//   const auto group = devices::join_processes(environment);  // null where the process is alone
+//   const auto sharing = group ? devices::WorkSharing(*group) : devices::WorkSharing();
+//   auto results = sharing.map(costs, compute);   // everyone has all of them, in order
 //
 // Goals: the one place that knows who does what; every process ends up with the same results, so that whatever follows
 // is the same everywhere; a failure in one process is the failure of all. Non-goals: balancing while the work goes on;
 // work whose items depend on each other (every process then does all of it).
 #pragma once
 
+#include <emend/core/packed.h>
+
 #include <cstdint>
 #include <functional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -36,7 +40,7 @@ struct ItemRange {
 class WorkSharing {
  public:
   WorkSharing() = default;
-  explicit WorkSharing(Collectives& group) noexcept;
+  explicit WorkSharing(Collectives& group) noexcept : group_(&group) {}
 
   [[nodiscard]] bool alone() const noexcept { return group_ == nullptr; }
   [[nodiscard]] int processes() const noexcept;  ///< 1 where the work is not shared
@@ -56,23 +60,21 @@ class WorkSharing {
   /// True if every process gives the same bytes.
   [[nodiscard]] bool equal(std::string_view bytes) const;
 
-  /// Results of all items, in their order, on every process. `work(range)` computes this process's share, one result an
-  /// item; `encode` and `decode` carry a share's results to the others. A process on its own just works.
-  template <class Result>
-  [[nodiscard]] std::vector<Result> map(std::span<const int64_t> costs,
-                                        const std::function<std::vector<Result>(ItemRange)>& work,
-                                        const std::function<std::string(const std::vector<Result>&)>& encode,
-                                        const std::function<std::vector<Result>(std::string_view)>& decode) const {
+  /// Results of all items, in their order, on every process. `work(range)` computes this process's share, a vector with
+  /// one result an item; packed() carries it to the others. A process on its own just works.
+  template <class Work>
+  [[nodiscard]] auto map(std::span<const int64_t> costs, const Work& work) const {
+    using Results = std::invoke_result_t<const Work&, ItemRange>;
     if (alone()) return work({0, costs.size()});
-    std::vector<Result> mine;
+    Results mine;
     const auto shares = exchange([&] {
       const ItemRange range = share_of(costs, processes(), rank());
       if (range.size() > 0) mine = work(range);
-      return encode(mine);
+      return packed(mine);
     });
-    std::vector<Result> all;
+    Results all;
     for (size_t r = 0; r < shares.size(); ++r) {
-      auto part = static_cast<int>(r) == rank() ? std::move(mine) : decode(shares[r]);
+      auto part = static_cast<int>(r) == rank() ? std::move(mine) : unpacked<Results>(shares[r]);
       for (auto& result : part) all.push_back(std::move(result));
     }
     return all;

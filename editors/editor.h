@@ -93,8 +93,6 @@ class Editor {
   [[nodiscard]] virtual nlohmann::json hparams() const = 0;
   /// Layers whose second moments edit() will ask for; empty if it needs none.
   [[nodiscard]] virtual std::vector<int> statistics_layers() const { return {}; }
-  /// True if several facts are solved for together; false if edit() goes through them one after the other.
-  [[nodiscard]] virtual bool is_batch_editor() const { return true; }
 
   /// Writes the facts into the model and leaves it edited. If it throws (also Error(kCancelled), Error(kNumeric) for
   /// non-finite values), every weight has the bytes it had before the call, and the instance's memory of earlier

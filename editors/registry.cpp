@@ -1,10 +1,6 @@
 #include <emend/core/text.h>
-#include <emend/editors/register.h>
 #include <emend/editors/registry.h>
 #include <emend/hparams/preset.h>
-#include <emend/models/family.h>
-
-#include <algorithm>
 
 namespace emend::editors {
 
@@ -24,13 +20,6 @@ std::vector<EditorInfo>& table() {
 }
 
 }  // namespace
-
-bool has_mlp_biases(const models::Model& model) {
-  return std::ranges::any_of(
-      models::expected_tensors(model.family(), model.config()), [](const models::ExpectedTensor& tensor) {
-        return tensor.bias && tensor.part >= models::Part::kGateUp && tensor.part != models::Part::kMlpPostNorm;
-      });
-}
 
 const std::vector<EditorInfo>& all_editors() {
   return table();

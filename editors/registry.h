@@ -7,17 +7,18 @@
 namespace emend::editors {
 
 struct EditorInfo {
-  std::string name;                    ///< "memit"
-  std::string summary;                 ///< one line for lists and help
-  std::string paper;                   ///< citation
-  bool batch = true;                   ///< solves for many facts together
-  bool changes_weights = true;         ///< false: the result lies beside the weights (RuntimePart)
-  bool trains = false;                 ///< follows gradients of what it changes, instead of solving for targets
+  std::string name;             ///< "memit"
+  std::string summary;          ///< one line for lists and help
+  std::string paper;            ///< citation
+  bool batch = true;            ///< solves for many facts together; false: edit() goes through them one after the other
+  bool changes_weights = true;  ///< false: the result lies beside the weights (RuntimePart)
+  bool trains = false;          ///< follows gradients of what it changes, instead of solving for targets
   std::optional<RuntimeKind> runtime;  ///< how the parts of such an editor come to life
   std::string compute_dtype;           ///< EditChoices::compute_dtype where none is chosen
   bool copies_model = false;           ///< reads all of a small model in that arithmetic (models::writing_dtype)
-  /// True if it changes biases or norms of this model, for which adapters have no place; empty: matrices alone.
-  std::function<bool(const models::Model&)> changes_vectors;
+  /// True if it changes biases or norms of this model with these effective values, for which adapters have no place;
+  /// empty: matrices alone.
+  std::function<bool(const models::Model&, const nlohmann::json& hparams)> changes_vectors;
   /// Optimises a target for each fact, then solves for the change of each layer.
   [[nodiscard]] bool solves() const { return changes_weights && !trains; }
   /// Changes nothing in the model: it speaks through the prompt, so there is nothing to take back.
@@ -25,7 +26,6 @@ struct EditorInfo {
   /// Neurons of its own that it takes, a layer, for these facts; empty: it takes none.
   std::function<std::map<int, int64_t>(const nlohmann::json& hparams, std::span<const datasets::Fact>, size_t batch)>
       neurons;
-  std::function<std::string()> help;  ///< hyper-parameters for the terminal
   std::function<std::vector<hparams::FieldInfo>()> fields;
   /// Effective values of a file, without a model.
   std::function<nlohmann::json(const hparams::RawHparams&, const Log&)> effective;
@@ -38,11 +38,13 @@ struct EditorInfo {
 /// Names are matched without case, "_" and "-" ("R_ROME" finds r-rome). Throws Error(kInvalidArgument) with the
 /// closest name and the list.
 [[nodiscard]] const EditorInfo& find_editor(std::string_view name);
+/// Adds an editor of a program's own, to be found by name like any other; said in its main(), as static libraries drop
+/// objects that register themselves. To be called before the table is used: references that all_editors() or
+/// find_editor() gave earlier are no longer valid, and no other thread may use the table meanwhile. Throws
+/// Error(kInvalidArgument) if the name is taken or empty, or the entry lacks `make`.
+void register_editor(EditorInfo info);
 [[nodiscard]] std::unique_ptr<Editor> make_editor(std::string_view name, const hparams::RawHparams& raw,
                                                   const models::Model& model, const Log& log = {});
-
-/// For EditorInfo::changes_vectors of an editor that takes the biases of MLPs along.
-[[nodiscard]] bool has_mlp_biases(const models::Model& model);
 
 /// What an editor is made from beside its hyper-parameters.
 struct RecipeInputs {
@@ -50,6 +52,7 @@ struct RecipeInputs {
   nlohmann::json values;  ///< the effective ones, for the record
   const models::Model& model;
   const hparams::RawHparams& raw;  ///< the file, for messages
+  const Log& log;
 };
 
 /// An editor that keeps its name and its effective hyper-parameters as they are given.
@@ -74,7 +77,6 @@ template <class H>
   info.summary = std::move(summary);
   info.paper = std::move(paper);
   const hparams::Schema<H>* fields = &schema;  // schemas are function-local statics: they outlive the table
-  info.help = [fields] { return fields->help(); };
   info.fields = [fields] { return fields->fields(); };
   info.effective = [fields](const hparams::RawHparams& raw, const Log& log) {
     return fields->dump(fields->parse(raw, log));
@@ -82,7 +84,7 @@ template <class H>
   info.make = [fields, name = std::move(name), make = std::move(make)](const hparams::RawHparams& raw,
                                                                        const models::Model& model, const Log& log) {
     const H h = fields->parse(raw, log);
-    return make(h, {name, fields->dump(h), model, raw});
+    return make(h, {name, fields->dump(h), model, raw, log});
   };
   return info;
 }

@@ -128,9 +128,7 @@ using Cases = std::vector<std::pair<const json*, const json*>>;
 /// The cases of which both runs know all of the columns' values; one element a column.
 std::vector<Pairs> paired(const MetricInfo& info, const std::vector<std::string>& columns, const Cases& cases) {
   std::vector<CaseFigure> figures;
-  for (const auto& key : columns)
-    for (const auto& field : info.fields)
-      if (field.key == key) figures.push_back(field.of_case);
+  for (const auto& key : columns) figures.push_back(info.field(key)->of_case);
   std::vector<Pairs> parts(columns.size());
   for (const auto& [a, b] : cases) {
     const json &first = case_metrics(*a, "post", info.name), &second = case_metrics(*b, "post", info.name);
@@ -143,13 +141,6 @@ std::vector<Pairs> paired(const MetricInfo& info, const std::vector<std::string>
     }
   }
   return parts;
-}
-
-int digits_of(const json& row) {
-  for (const auto& info : metric_families())
-    for (const auto& field : info.fields)
-      if (info.name == detail::text(row, "family") && field.key == detail::text(row, "metric")) return field.digits();
-  return 1;
 }
 
 void compare_family(const MetricInfo& info, const Cases& cases, json& rows) {
@@ -239,7 +230,10 @@ std::string format_comparison(const json& comparison) {
   const json& rows = detail::member(comparison, {"differences"});
   if (rows.is_array())
     for (const auto& row : rows) {
-      const int digits = digits_of(row);
+      const MetricField* field = nullptr;  // a saved comparison may have figures of another build
+      for (const auto& info : metric_families())
+        if (info.name == detail::text(row, "family")) field = info.field(detail::text(row, "metric"));
+      const int digits = field ? field->digits() : 1;
       const json& range = detail::member(row, {"ci95"});
       const auto difference = detail::number(row, "difference");
       table.add({detail::text(row, "family"), detail::text(row, "metric"),

@@ -6,26 +6,25 @@
 #include <emend/core/sha256.h>
 #include <emend/devices/runtime.h>
 #include <emend/evaluation/detail/scoring.h>
+#include <emend/evaluation/detail/values.h>
 #include <emend/evaluation/evaluation.h>
 #include <emend/evaluation/free_text.h>
 #include <emend/evaluation/metric.h>
 #include <emend/models/chat.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
-#include <chrono>
 #include <cmath>
 
 namespace emend::evaluation {
 
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Evaluation, summary, cases, groups, seconds, counts)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Evaluation, summary, cases, groups)
 
 namespace {
 
 using nlohmann::json;
 
 /// The published loop works case by case; within a case every text is scored once.
-std::vector<Score> score_reference(const models::Model& model, const ScoreSheet& sheet, const ScoreOptions& options,
-                                   ScoreCounts& counts) {
+std::vector<Score> score_reference(const models::Model& model, const ScoreSheet& sheet, const ScoreOptions& options) {
   std::vector<std::vector<ScoreRequest>> cases;
   std::map<size_t, size_t> case_of;
   std::vector<std::pair<size_t, size_t>> place;
@@ -40,7 +39,6 @@ std::vector<Score> score_reference(const models::Model& model, const ScoreSheet&
   const auto scores = score_cases_reference(model, cases, options);
   std::vector<Score> flat;
   for (const auto& [c, r] : place) flat.push_back(scores[c][r]);
-  counts.requests = std::ssize(sheet);
   return flat;
 }
 
@@ -48,20 +46,11 @@ std::vector<std::unique_ptr<Metric>> chosen(const std::vector<std::string>& name
   return mapped(resolve_metrics(names, facts), make_metric);
 }
 
-// By the engine that the options name; adds to `counts`.
-std::vector<Score> score(const models::Model& model, const ScoreSheet& sheet, const EvaluateOptions& options,
-                         ScoreCounts& counts) {
+// By the engine that the options name.
+std::vector<Score> score(const models::Model& model, const ScoreSheet& sheet, const EvaluateOptions& options) {
   if (sheet.size() == 0) return {};
-  const ScoreOptions how = options.scoring();
-  ScoreCounts these;
-  auto scores = options.reference ? score_reference(model, sheet, how, these)
-                                  : score_requests(model, sheet.requests(), how, &these);
-  counts += these;
-  return scores;
-}
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return options.reference ? score_reference(model, sheet, options.scoring())
+                           : score_requests(model, sheet.requests(), options.scoring());
 }
 
 constexpr int kFormat = 5;
@@ -148,23 +137,18 @@ struct Plan {
     evaluation.cases.assign(context.facts.facts.size(), json::object());
     for (const auto& metric : metrics) {
       context.options.cancel.check("evaluation");
-      put_outcome(metric->info().name, metric->finish(context, sheet), evaluation);
+      const std::string& name = metric->info().name;
+      MetricOutcome outcome = metric->finish(context, sheet);
+      evaluation.summary[name] = std::move(outcome.summary);
+      for (size_t i = 0; i < outcome.cases.size(); ++i) evaluation.cases.at(i)[name] = std::move(outcome.cases[i]);
+      evaluation.groups.resize(std::max(evaluation.groups.size(), outcome.groups.size()), json::object());
+      for (size_t i = 0; i < outcome.groups.size(); ++i) evaluation.groups[i][name] = std::move(outcome.groups[i]);
+      evaluation.kept.merge(outcome.kept);
     }
   }
 
   std::vector<std::unique_ptr<Metric>> metrics;
   ScoreSheet sheet;
-
- private:
-  static void put_outcome(const std::string& name, MetricOutcome outcome, Evaluation& evaluation) {
-    evaluation.summary[name] = std::move(outcome.summary);
-    for (size_t i = 0; i < outcome.cases.size(); ++i) evaluation.cases.at(i)[name] = std::move(outcome.cases[i]);
-    for (size_t i = 0; i < outcome.groups.size(); ++i) {
-      if (evaluation.groups.size() <= i) evaluation.groups.push_back(json::object());
-      evaluation.groups[i][name] = std::move(outcome.groups[i]);
-    }
-    evaluation.kept.merge(outcome.kept);
-  }
 };
 
 }  // namespace detail
@@ -173,7 +157,6 @@ using detail::Plan;
 
 Evaluation evaluate(const models::Model& model, const datasets::FactSet& facts, const std::vector<std::string>& names,
                     const EvaluateOptions& options) {
-  const auto start = std::chrono::steady_clock::now();
   const MetricContext context{facts, options, &model};
   Evaluation evaluation;
   evaluation.facts = questions_of(facts);
@@ -185,10 +168,9 @@ Evaluation evaluate(const models::Model& model, const datasets::FactSet& facts, 
       refuse({"before", "an evaluation without " + name, "one with the same families",
               "evaluate the unedited model with them"});
   Plan plan(context, names);
-  auto scores = score(model, plan.sheet, options, evaluation.counts);
+  auto scores = score(model, plan.sheet, options);
   plan.observe(model, context, 0, facts.facts.size());
   plan.finish(context, std::move(scores), evaluation);
-  evaluation.seconds = seconds_since(start);
   return evaluation;
 }
 
@@ -200,7 +182,6 @@ struct SeparateEvaluation::State {
   MetricContext context;
   Plan plan;
   std::vector<Score> scores;
-  Evaluation evaluation;
 };
 
 SeparateEvaluation::SeparateEvaluation(const datasets::FactSet& facts, const std::vector<std::string>& names,
@@ -220,7 +201,6 @@ void SeparateEvaluation::check(const std::vector<std::string>& families) {
 SeparateEvaluation::~SeparateEvaluation() = default;
 
 void SeparateEvaluation::judge(const models::Model& model, size_t begin, size_t end) {
-  const auto start = std::chrono::steady_clock::now();
   const auto& sheet = state_->plan.sheet;
   std::vector<size_t> numbers;
   ScoreSheet part;
@@ -230,15 +210,15 @@ void SeparateEvaluation::judge(const models::Model& model, size_t begin, size_t 
     numbers.push_back(i);
     part.add(fact, sheet.requests()[i].prompt, sheet.requests()[i].target);
   }
-  auto scores = score(model, part, state_->options, state_->evaluation.counts);
+  auto scores = score(model, part, state_->options);
   for (size_t i = 0; i < numbers.size(); ++i) state_->scores[numbers[i]] = std::move(scores[i]);
   state_->plan.observe(model, state_->context, begin, end);
-  state_->evaluation.seconds += seconds_since(start);
 }
 
 Evaluation SeparateEvaluation::finish() {
-  state_->plan.finish(state_->context, std::move(state_->scores), state_->evaluation);
-  return std::move(state_->evaluation);
+  Evaluation evaluation;
+  state_->plan.finish(state_->context, std::move(state_->scores), evaluation);
+  return evaluation;
 }
 
 datasets::FactSet asked(datasets::FactSet facts, const Front& front) {
@@ -295,18 +275,14 @@ json RetentionMatrix::to_json() const {
        {"edits_applied", "success", "accuracy", "probability", "edited_success", "nll_new", "nll_true"})
     out[key] = json::array();
   for (const auto& step : steps_) {
+    const auto put = [&](const char* key, auto figure) { out[key].push_back(mapped(step.values, figure)); };
+    put("success", [](const Efficacy& one) { return one.success() ? 1 : 0; });
+    put("accuracy", [](const Efficacy& one) { return one.accurate ? 1 : 0; });
+    put("probability", [](const Efficacy& one) { return std::round(one.probability * 1e4) / 1e4; });
+    put("nll_new", &Efficacy::nll_new);
+    put("nll_true", [](const Efficacy& one) { return detail::or_null(one.nll_true); });
     out["edits_applied"].push_back(step.edits_applied);
-    for (const char* key : {"success", "accuracy", "probability", "nll_new", "nll_true"})
-      out[key].push_back(json::array());
     const int64_t edited = std::min<int64_t>(step.edits_applied, std::ssize(step.values));
-    for (int64_t i = 0; i < std::ssize(step.values); ++i) {
-      const auto& value = step.values[i];
-      out["success"].back().push_back(value.success() ? 1 : 0);
-      out["accuracy"].back().push_back(value.accurate ? 1 : 0);
-      out["probability"].back().push_back(std::round(value.probability * 1e4) / 1e4);
-      out["nll_new"].back().push_back(value.nll_new);
-      out["nll_true"].back().push_back(value.nll_true ? json(*value.nll_true) : json());
-    }
     const auto kept = success_share(std::span(step.values).first(edited), any_compared(step.values));
     out["edited_success"].push_back(kept ? json(100 * kept->value) : json());
   }

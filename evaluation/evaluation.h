@@ -59,9 +59,9 @@ struct MetricField {
 
 /// What a family says about one case.
 struct CaseVerdict {
-  std::optional<double> p_new, p_old;  ///< probability of the new and the old answer after the fact's own prompt
-  std::optional<bool> success;         ///< absent: the case has nothing that the family could judge
-  std::string reason;                  ///< why there is no success, in words
+  std::optional<double> p_new;  ///< probability of the new answer after the fact's own prompt
+  std::optional<bool> success;  ///< absent: the case has nothing that the family could judge
+  std::string reason;           ///< why there is no success, in words
 };
 
 struct MetricInfo {
@@ -74,6 +74,8 @@ struct MetricInfo {
   std::vector<std::string> keyed = {};  ///< members that hold figures in percent under the facts' own keys: "locality"
   bool alone = true;                    ///< can judge a fact on a state of the model of its own
   bool memit_names = false;             ///< raw values are named as in the MEMIT repository's case files
+  /// The column of this key; null without one.
+  [[nodiscard]] const MetricField* field(std::string_view key) const;
 };
 
 /// The family's raw values of a line of cases.jsonl, `when` "pre" or "post"; null if absent.
@@ -102,8 +104,6 @@ struct Evaluation {
   std::vector<nlohmann::json> groups;
   /// What families compare with later, "family.what": next-token log-probabilities [texts, V].
   std::map<std::string, at::Tensor> kept;
-  double seconds = 0;
-  ScoreCounts counts;
   std::string facts = {};  ///< hash of the questions that were asked; empty: not known
 };
 
@@ -141,6 +141,12 @@ struct EvaluateOptions {
   CancelToken cancel = {};
   Log log = {};
 
+  /// What `before` has kept under this name; null without it.
+  [[nodiscard]] const at::Tensor* kept_before(const std::string& name) const {
+    if (!before) return nullptr;
+    const auto found = before->kept.find(name);
+    return found == before->kept.end() ? nullptr : &found->second;
+  }
   [[nodiscard]] std::string asked(const std::string& prompt) const { return front ? front(prompt) + prompt : prompt; }
   [[nodiscard]] ScoreOptions scoring() const {
     return {.batch_tokens = batch_tokens, .progress = progress, .cancel = cancel, .sharing = sharing};

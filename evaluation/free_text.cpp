@@ -1,4 +1,4 @@
-#include <emend/core/packed.h>
+#include <emend/core/text.h>
 #include <emend/core/utf8.h>
 #include <emend/evaluation/detail/letters.h>
 #include <emend/evaluation/detail/scoring.h>
@@ -233,7 +233,7 @@ std::vector<FreeText> write_on(const models::Model& model, const std::vector<std
     });
     return done;
   };
-  const auto done = options.sharing.map<Group>(costs, work, packed<std::vector<Group>>, unpacked<std::vector<Group>>);
+  const auto done = options.sharing.map(costs, work);
   std::vector<FreeText> texts(prompts.size());
   for (size_t g = 0; g < groups.size(); ++g)
     for (size_t r = 0; r < groups[g].size(); ++r) texts[groups[g][r]] = done[g][r];

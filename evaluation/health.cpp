@@ -132,14 +132,14 @@ HealthTask read_choices(const std::filesystem::path& path, const ChoiceFile& kin
   if (!rows.is_array())
     throw Error(ErrorClass::kCorruption,
                 {path.string(), "no JSON list", "a list of questions", "take the file from its source again"});
-  HealthTask task{std::string(kind.name), "choice", path.string(), {}, {}};
+  HealthTask task{std::string(kind.name), path.string(), {}, {}};
   for (size_t i = 0; i < rows.size() && (limit < 0 || static_cast<int64_t>(i) < limit); ++i)
     task.choices.push_back(kind.read({rows[i], path.string() + ": row " + std::to_string(i + 1)}));
   return task;
 }
 
 HealthTask read_lambada(const std::filesystem::path& path, int64_t limit) {
-  HealthTask task{"lambada", "lambada", path.string(), {}, {}};
+  HealthTask task{"lambada", path.string(), {}, {}};
   std::istringstream lines(read_file(path));
   int64_t number = 0;
   for (std::string line; std::getline(lines, line) && (limit < 0 || std::ssize(task.texts) < limit);) {
@@ -168,11 +168,12 @@ Perplexity perplexity(const models::Model& model, const std::string& text, int64
   const size_t first = std::max<size_t>(1, prefix.size());  // special tokens in front are no text
   if (room < 2) refuse({"perplexity", "windows of " + std::to_string(length) + " tokens", "at least 2 tokens", ""});
   Perplexity result;
+  double nll = 0;
   std::vector<std::vector<int64_t>> rows;
   int64_t row_tokens = 0;
   const auto flush = [&] {
     if (rows.empty()) return;
-    result.nll += total_nll(model, rows, first, options.project_rows);
+    nll += total_nll(model, rows, first, options.project_rows);
     rows.clear();
     row_tokens = 0;
   };
@@ -189,8 +190,7 @@ Perplexity perplexity(const models::Model& model, const std::string& text, int64
   }
   flush();
   if (result.tokens == 0) refuse({"perplexity", "a text of fewer than 2 tokens", "a longer text", "check the file"});
-  result.nll /= static_cast<double>(result.tokens);
-  result.value = std::exp(result.nll);
+  result.value = std::exp(nll / static_cast<double>(result.tokens));
   return result;
 }
 
@@ -230,16 +230,15 @@ MultipleChoice multiple_choice(const models::Model& model, const std::vector<Cho
   result.n = std::ssize(items);
   size_t at = 0;
   for (const auto& item : items) {
-    size_t best = 0, best_normalised = 0;
-    double highest = -INFINITY, highest_normalised = -INFINITY;
-    for (size_t o = 0; o < item.options.size(); ++o, ++at) {
-      const double sum = scores[at].total_log_prob(), normalised = sum / std::max<double>(width_of(item.options[o]), 1);
-      if (sum > highest) highest = sum, best = o;
-      if (normalised > highest_normalised) highest_normalised = normalised, best_normalised = o;
+    std::vector<double> sums, normalised;
+    for (const auto& option : item.options) {
+      sums.push_back(scores[at++].total_log_prob());
+      normalised.push_back(sums.back() / std::max<double>(width_of(option), 1));
     }
-    result.chosen.push_back(static_cast<int64_t>(best));
-    result.accuracy += static_cast<int64_t>(best) == item.answer ? 1 : 0;
-    result.accuracy_normalised += static_cast<int64_t>(best_normalised) == item.answer ? 1 : 0;
+    const auto best = [](const std::vector<double>& of) { return std::ranges::max_element(of) - of.begin(); };
+    result.chosen.push_back(best(sums));
+    result.accuracy += best(sums) == item.answer ? 1 : 0;
+    result.accuracy_normalised += best(normalised) == item.answer ? 1 : 0;
   }
   if (result.n == 0) return result;
   result.accuracy *= 100.0 / static_cast<double>(result.n);
@@ -265,11 +264,11 @@ json evaluate_health(const models::Model& model, const std::vector<HealthTask>& 
   json out = json::object();
   out["n"] = json::object();
   for (const auto& task : tasks) {
-    if (task.kind == "perplexity") {
+    if (task.name == "perplexity") {
       const auto result = perplexity(model, task.texts.at(0), /*length=*/512, /*max_tokens=*/8192, options);
       out["perplexity"] = result.value;
       out["n"][task.name] = result.tokens;
-    } else if (task.kind == "lambada") {
+    } else if (task.name == "lambada") {
       const auto result = lambada(model, task.texts, options);
       if (result.n == 0) continue;
       out["lambada_accuracy"] = result.accuracy;
@@ -300,7 +299,7 @@ std::vector<HealthTask> load_health_tasks(const std::filesystem::path& folder, i
   for (const auto& path : files) {
     const std::string name = path.filename().string();
     if ((name.starts_with("wikitext") || name.starts_with("perplexity")) && name.ends_with(".txt"))
-      tasks.push_back({"perplexity", "perplexity", path.string(), {}, {read_file(path)}});
+      tasks.push_back({"perplexity", path.string(), {}, {read_file(path)}});
     if (name.starts_with("lambada") && name.ends_with(".jsonl")) tasks.push_back(read_lambada(path, limit));
   }
   for (const auto& kind : kChoiceFiles)

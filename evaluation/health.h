@@ -15,7 +15,6 @@ namespace emend::evaluation {
 
 struct Perplexity {
   double value = 0;  ///< exp(mean -log p over the predicted tokens)
-  double nll = 0;    ///< that mean, in nat
   int64_t tokens = 0;
 };
 
@@ -59,7 +58,6 @@ struct MultipleChoice {
 /// One task read from a file.
 struct HealthTask {
   std::string name;  ///< "mmlu", "piqa", "sst2", "rte", "cola", "lambada", "perplexity"
-  std::string kind;  ///< "choice", "lambada", "perplexity"
   std::string file;
   std::vector<Choice> choices;
   std::vector<std::string> texts;  ///< for lambada: texts; for perplexity: one text

@@ -92,6 +92,11 @@ int MetricField::digits() const {
   return unit == "nat" ? 4 : difference || unit == "bit" || unit == "perplexity" ? 2 : 1;
 }
 
+const MetricField* MetricInfo::field(std::string_view key) const {
+  const auto found = std::ranges::find(fields, key, &MetricField::key);
+  return found == fields.end() ? nullptr : &*found;
+}
+
 size_t ScoreSheet::add(size_t fact, const std::string& prompt, std::string target, std::string_view question) {
   const std::string before = front ? front(question.empty() ? prompt : question) : "";
   requests_.push_back({before + prompt, std::move(target)});

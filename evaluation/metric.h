@@ -51,8 +51,8 @@ class Metric {
  public:
   virtual ~Metric() = default;
   [[nodiscard]] virtual const MetricInfo& info() const = 0;  ///< name, protocol and fields
-  /// Whether "auto" chooses it for these facts.
-  [[nodiscard]] virtual bool suits(const datasets::FactSet& facts) const = 0;
+  /// Whether "auto" chooses it for these facts; of none, it is measured only when asked for.
+  [[nodiscard]] virtual bool suits(const datasets::FactSet&) const { return false; }
   /// Adds what it needs to the sheet.
   virtual void plan(const MetricContext& context, ScoreSheet& sheet) = 0;
   /// Lets the model itself write or predict for the facts [begin, end), whose edits it holds. Called for all facts at

@@ -53,9 +53,7 @@ std::vector<TableColumn> metric_columns() {
     for (const auto& score : info.fields) {
       if (score.harmonic_of.empty()) continue;
       columns.push_back({info.name, score.key, score.paper_name});
-      for (const auto& part : score.harmonic_of)
-        for (const auto& field : info.fields)
-          if (field.key == part) columns.push_back({info.name, field.key, field.paper_name});
+      for (const auto& part : score.harmonic_of) columns.push_back({info.name, part, info.field(part)->paper_name});
     }
   for (const auto& info : metric_families()) {
     const auto scored = [](const MetricField& field) { return !field.harmonic_of.empty(); };
@@ -74,9 +72,8 @@ json column(const std::string& key, const std::string& head, const std::string& 
 }
 
 json column_document(const TableColumn& one) {
-  for (const auto& field : metric_info(one.family).fields)
-    if (field.key == one.key) return column(one.name(), one.head, field.unit, field.higher_is_better, field.definition);
-  return nullptr;
+  const MetricField& field = *metric_info(one.family).field(one.key);
+  return column(one.name(), one.head, field.unit, field.higher_is_better, field.definition);
 }
 
 // What is no metric.

@@ -11,7 +11,6 @@
 #include <emend/evaluation/statistics.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 
 namespace emend::evaluation {
@@ -37,17 +36,13 @@ std::string csv_number(const json& value) {
 
 // What the report page shows, as one JSON document: long lists and texts are cut here, templates/page.html draws.
 
-using detail::member, detail::number, detail::text;
+using detail::member, detail::number, detail::or_null, detail::text;
 
 constexpr size_t kCardsMost = 60, kRowsMost = 1500, kCurvesMost = 1000, kHeatRows = 40, kHeatColumns = 160;
 
 const json& list_of(const json& value) {
   static const json none = json::array();
   return value.is_array() ? value : none;
-}
-
-json or_null(const std::optional<double>& value) {
-  return value ? json(*value) : json();
 }
 
 /// Four digits are more than a curve shows.
@@ -69,24 +64,12 @@ std::string full_prompt(const json& line) {
   return datasets::with_subject(text(line, "prompt"), text(line, "subject"));
 }
 
-std::string target_of(const json& line) {
-  for (const char* key : {"target", "target_new"}) {
-    const json& value = member(line, {key});
-    if (value.is_string()) return value.get<std::string>();
-    if (value.is_object()) return text(value, "str");
-  }
-  return "";
-}
-
 /// Why a case did not work out. An edit that stopped at the norm limit or at the last step is written all the same; the
 /// metrics judge it.
 std::string reason_of(const json& line, const std::string& status, const CaseVerdict& after) {
-  static const std::array good = {"",       "ok",        "applied", "done",     "success",
-                                  "edited", "converged", "clamped", "max_steps"};
-  if (std::ranges::find(good, status) == good.end()) {
-    for (const char* key : {"reason", "error", "message"})
-      if (const std::string said = text(line, key); !said.empty()) return status + ": " + said;
-    return status;
+  if (status == "failed") {
+    const std::string said = text(line, "reason");
+    return said.empty() ? status : status + ": " + said;
   }
   return after.success.value_or(true) ? "" : "applied, but " + after.reason;
 }
@@ -120,7 +103,7 @@ json card(const CaseState& state, const json& words) {
     const auto given = number(words, key);
     return or_null(given ? given : p);
   };
-  const std::string target = target_of(line);
+  const std::string target = text(line, "target");
   json out = {{"prompt", shortened(text(words, "prompt", full_prompt(line)), 241)},
               {"target", shortened(target.empty() ? text(words, "target") : target, 121)},
               {"reason", shortened(state.reason, 301)},
@@ -186,7 +169,7 @@ json case_table(const std::vector<CaseState>& cases) {
     }
     rows.push_back({{"id", text(*state.line, "case_id", std::to_string(i))},
                     {"prompt", shortened(full_prompt(*state.line), 91)},
-                    {"target", shortened(target_of(*state.line), 41)},
+                    {"target", shortened(text(*state.line, "target"), 41)},
                     {"state", shortened(state.reason.empty() ? state.status : state.reason, 161)},
                     {"failed", !state.reason.empty()},
                     {"steps", or_null(number(*state.line, "steps"))},
@@ -371,33 +354,30 @@ std::string metrics_csv(const json& results) {
     const json& before = detail::member(results, {"metrics", info.name, "pre"});
     const json& after = detail::member(results, {"metrics", info.name, "post"});
     if (before.is_null() && after.is_null()) continue;
-    const auto row = [&](const std::string& key, const std::string& paper, const std::string& unit, const json& pre,
-                         const json& post, const json& pre_table, const json& post_table) {
+    const auto row = [&](const std::string& key, const std::string& paper, const std::string& unit,
+                         const json& pre_table, const json& post_table) {
+      const json &pre = detail::member(pre_table, {key}), &post = detail::member(post_table, {key});
+      if (pre.is_null() && post.is_null()) return;
       const auto a = detail::as_number(pre), b = detail::as_number(post);
-      const json& count = detail::member(post_table.is_null() ? pre_table : post_table, {"counts", key});
-      const json& n = count.is_null() ? detail::member(post_table.is_null() ? pre_table : post_table, {"n"}) : count;
+      const json& counted = post_table.is_null() ? pre_table : post_table;
+      const json &count = detail::member(counted, {"counts", key}), &all = detail::member(counted, {"n"});
       out += csv_cell(info.name) + ',' + csv_cell(key) + ',' + csv_cell(paper) + ',' + csv_cell(unit) + ',' +
              csv_number(pre) + ',' + csv_number(post) + ',' + (a && b ? json(*b - *a).dump() : "") + ',' +
-             interval(pre_table, key) + ',' + interval(post_table, key) + ',' + csv_number(n) + '\n';
+             interval(pre_table, key) + ',' + interval(post_table, key) + ',' +
+             csv_number(count.is_null() ? all : count) + '\n';
     };
-    for (const auto& field : info.fields) {
-      const json &pre = detail::member(before, {field.key}), &post = detail::member(after, {field.key});
-      if (!pre.is_null() || !post.is_null()) row(field.key, field.paper_name, field.unit, pre, post, before, after);
-    }
+    for (const auto& field : info.fields) row(field.key, field.paper_name, field.unit, before, after);
     for (const auto& group : info.keyed) {
       const json &pre = detail::member(before, {group}), &post = detail::member(after, {group});
       for (const auto& item : (post.is_object() && !post.empty() ? post : pre).items())
-        if (item.value().is_number())
-          row(item.key(), group + ": " + item.key(), "%", detail::member(pre, {item.key()}),
-              detail::member(post, {item.key()}), pre, post);
+        if (item.value().is_number()) row(item.key(), group + ": " + item.key(), "%", pre, post);
     }
   }
   return out;
 }
 
 const json& case_metrics(const json& line, const std::string& when, const std::string& family) {
-  const json& nested = detail::member(line, {"metrics", when, family});
-  return nested.is_null() ? detail::member(line, {when, family}) : nested;
+  return detail::member(line, {"metrics", when, family});
 }
 
 CaseVerdict judge_case(const json& line, const std::string& when) {
@@ -406,7 +386,6 @@ CaseVerdict judge_case(const json& line, const std::string& when) {
     if (!info.judge) continue;
     const CaseVerdict own = info.judge(case_metrics(line, when, info.name));
     if (!all.p_new) all.p_new = own.p_new;
-    if (!all.p_old) all.p_old = own.p_old;
     if (!all.success) all.success = own.success, all.reason = own.reason;
   }
   // The run's own verdict counts, where the line has one.
@@ -444,12 +423,11 @@ int64_t write_case_files(const std::filesystem::path& folder, const RunReport& r
       const json& value = detail::member(line, {key});
       return value.is_string() ? json{{"str", value}} : value;
     };
-    out["requested_rewrite"] =
-        known({{"prompt", detail::member(line, {"prompt"})},
-               {"subject", detail::member(line, {"subject"})},
-               {"relation_id", detail::member(line, {"relation_id"})},
-               {"target_new", detail::member(line, {"target_new"}).is_null() ? target("target") : target("target_new")},
-               {"target_true", target("target_true")}});
+    out["requested_rewrite"] = known({{"prompt", detail::member(line, {"prompt"})},
+                                      {"subject", detail::member(line, {"subject"})},
+                                      {"relation_id", detail::member(line, {"relation_id"})},
+                                      {"target_new", target("target")},
+                                      {"target_true", target("target_true")}});
     for (const char* when : {"pre", "post"}) {
       json values = json::object();
       for (const auto& info : metric_families()) {
@@ -482,10 +460,6 @@ std::string render_report(const RunReport& run) {
 std::string direction_page(nlohmann::json data) {
   data["page"] = "direction";
   return detail::fill_page(data);
-}
-
-void write_report(const std::filesystem::path& path, const RunReport& run) {
-  write_file(path, render_report(run));
 }
 
 }  // namespace emend::evaluation

@@ -30,7 +30,7 @@ struct RunReport {
   ///               "survived": 0.99 (of the update after the cast)}],
   ///   "efficacy_by_edits": [{"edits": 10, "efficacy_success": 99.0, "paraphrase_success": …}],
   ///   "retention": RetentionMatrix::to_json(),
-  ///   "memory": {"cpu": {"weights": bytes, "statistics": …, "peak": …, "limit": …}},
+  ///   "memory": {"cpu": {"weights": bytes, "peak": bytes}},
   ///   "placement": {"devices": ["cpu"], "layers": {"0": "cpu"}, "head": "cpu", "edited_layers": [4,5]},
   ///   "training_loss": [of every optimiser step of a fine-tuning],
   ///   "trace": to_json(TraceSummary) (evaluation/tracing.h): heat maps of causal tracing
@@ -44,8 +44,6 @@ struct RunReport {
 /// The page as text. Texts that come from data stay data: they are never read as HTML. At most 3 MB for 1,000 facts:
 /// longer lists are cut with a note that names the file that holds them all.
 [[nodiscard]] std::string render_report(const RunReport& run);
-/// Writes the page, atomically. Throws Error(kIo).
-void write_report(const std::filesystem::path& path, const RunReport& run);
 
 /// The page of `emend direct`: {"title", "model", "fit": {"layers": [{"layer", "accuracy", "auc", "effect", "size"}],
 /// …}, "change": [{"layer", "weight", "relative_norm", "left"}], "effect": compare_effects's document}, each but the

@@ -3,7 +3,6 @@
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
 #include <emend/core/mapped.h>
-#include <emend/core/packed.h>
 #include <emend/devices/kernels.h>
 #include <emend/devices/route.h>
 #include <emend/evaluation/detail/scoring.h>
@@ -192,45 +191,25 @@ std::vector<PromptGroup> group_by_prompt(const std::vector<ScoreRequest>& reques
   return groups;
 }
 
-// One share: scores in the order of its requests, and what computing them took.
-struct Share {
-  std::vector<Score> scores;
-  ScoreCounts counts;
-};
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Share, scores, counts)
-
 }  // namespace
 
 std::vector<Score> share_scores(const models::Model& model, const std::vector<ScoreRequest>& requests,
-                                const ScoreOptions& options, ScoreCounts* counts) {
+                                const ScoreOptions& options) {
   const auto groups = group_by_prompt(requests);
-  const auto costs = mapped(groups, &PromptGroup::cost);
-  const auto numbers_of = [&](devices::ItemRange range) {
-    std::vector<size_t> numbers;
-    for (size_t g = range.begin; g < range.end; ++g)
-      numbers.insert(numbers.end(), groups[g].requests.begin(), groups[g].requests.end());
-    return numbers;
-  };
-  const int processes = options.sharing.processes();
-  const auto shares = options.sharing.exchange([&] {
+  std::vector<size_t> order;
+  for (const auto& group : groups) order.insert(order.end(), group.requests.begin(), group.requests.end());
+  const auto work = [&](devices::ItemRange range) {
     ScoreOptions alone = options;
     alone.sharing = {};
     std::vector<ScoreRequest> mine;
-    for (const size_t i : numbers_of(devices::share_of(costs, processes, options.sharing.rank())))
-      mine.push_back(requests[i]);
-    Share share;
-    if (!mine.empty()) share.scores = score_requests(model, mine, alone, &share.counts);
-    return packed(share);
-  });
-  std::vector<Score> scores(requests.size());
-  if (counts) *counts = {};
-  for (int r = 0; r < processes; ++r) {
-    auto share = unpacked<Share>(shares[r]);
-    const auto numbers = numbers_of(devices::share_of(costs, processes, r));
-    EMEND_CHECK(numbers.size() == share.scores.size(), "one score a request");
-    for (size_t i = 0; i < numbers.size(); ++i) scores[numbers[i]] = std::move(share.scores[i]);
-    if (counts) *counts += share.counts;
-  }
+    for (size_t g = range.begin; g < range.end; ++g)
+      for (const size_t i : groups[g].requests) mine.push_back(requests[i]);
+    return score_requests(model, mine, alone);
+  };
+  auto shared = options.sharing.map(mapped(groups, &PromptGroup::cost), work);  // prompt by prompt
+  EMEND_CHECK(shared.size() == order.size(), "one score a request");
+  std::vector<Score> scores(order.size());
+  for (size_t i = 0; i < order.size(); ++i) scores[order[i]] = std::move(shared[i]);
   return scores;
 }
 }  // namespace detail

@@ -55,24 +55,12 @@ struct Score {
 };
 
 struct ScoreOptions {
-  int64_t batch_tokens = 2048;   ///< tokens a forward pass takes at most (one row may be longer)
-  int64_t project_rows = 256;    ///< rows projected to the vocabulary at once; bounds the memory for logits
-  bool share_beginnings = true;  ///< compute token sequences that many prompts begin with once
-  ProgressFn progress = {};      ///< phase "evaluate", in requests
+  int64_t batch_tokens = 2048;  ///< tokens a forward pass takes at most (one row may be longer)
+  int64_t project_rows = 256;   ///< rows projected to the vocabulary at once; bounds the memory for logits
+  ProgressFn progress = {};     ///< phase "evaluate", in requests
   std::string phase = "evaluate";
   CancelToken cancel = {};
   devices::WorkSharing sharing = {};  ///< score_requests: processes with the same model and requests that share them
-};
-
-/// What a call did, for reports and benchmarks.
-struct ScoreCounts {
-  int64_t requests = 0;        ///< as given
-  int64_t unique_prompts = 0;  ///< rows left after duplicates are removed
-  int64_t tokens_given = 0;    ///< tokens of all requests, as a scorer without sharing would process them
-  int64_t tokens_run = 0;      ///< tokens that went through the model
-  int64_t rows_projected = 0;  ///< rows that were projected to the vocabulary
-
-  ScoreCounts& operator+=(const ScoreCounts& other) noexcept;
 };
 
 /// Scores every request; results are in the order of the requests, in every process that shares them. Runs without
@@ -80,7 +68,7 @@ struct ScoreCounts {
 /// requests that cannot be encoded or are longer than the model's positions, Error(kNumeric) if a logit is not finite,
 /// Error(kCancelled).
 [[nodiscard]] std::vector<Score> score_requests(const models::Model& model, const std::vector<ScoreRequest>& requests,
-                                                const ScoreOptions& options = {}, ScoreCounts* counts = nullptr);
+                                                const ScoreOptions& options = {});
 
 /// The published loop as an oracle and a baseline: one right-padded batch a case, padding computed, logits of all
 /// positions of all rows, a log-softmax over the vocabulary for each scored token. Slow on purpose.

@@ -14,7 +14,6 @@
 #include <emend/models/side_by_side.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -62,7 +61,6 @@ class Readings {
   void want(size_t position, int64_t label) { wanted_[position].emplace(label, 0.0); }
   [[nodiscard]] int64_t predicted(size_t position) const { return highest_[position]; }
   [[nodiscard]] double log_prob(size_t position, int64_t label) const { return wanted_.at(position).at(label); }
-  [[nodiscard]] size_t size() const { return highest_.size(); }
 
   /// Projects `tokens` of `hidden` (packed) and fills in `positions`; threads may do that for different positions.
   void read(const models::Model& model, const at::Tensor& hidden_ND, const std::vector<int64_t>& tokens,
@@ -123,7 +121,6 @@ class Engine {
     const int64_t limit = sharing_limit();
     for (size_t i = 0; i < encoded.size(); ++i) {
       const auto& request = encoded[i];
-      counts_.tokens_given += std::ssize(request.ids);
       check_length(request, requests[i]);
       Ids prompt(request.ids.begin(), request.ids.begin() + request.begin);
       const auto length = std::ssize(request.ids);
@@ -134,8 +131,6 @@ class Engine {
       place_.emplace_back(at->second,
                           add_target(rows_[at->second], {request.ids.begin() + request.begin, request.ids.end()}));
     }
-    counts_.requests = std::ssize(requests);
-    counts_.unique_prompts = std::ssize(rows_);
     for (auto& row : rows_) lay_out(row);
   }
 
@@ -167,15 +162,11 @@ class Engine {
                              std::to_string(done) + "/" + std::to_string(rows_.size()) + " prompts"});
       }
     });
-    counts_.tokens_run += tokens_run_;
     std::vector<Score> scores;
     scores.reserve(place_.size());
     for (const auto& [row, target] : place_) scores.push_back(score_of(rows_[row].targets[target]));
-    counts_.rows_projected = std::ssize(readings_);
     return scores;
   }
-
-  [[nodiscard]] const ScoreCounts& counts() const { return counts_; }
 
  private:
   /// Texts longer than this have keys that depend on the whole text's length (dynamic rotary forms): nothing of them is
@@ -228,8 +219,7 @@ class Engine {
   std::vector<models::SharedGroup> partition() const {
     std::vector<Ids> beginnings;
     for (const auto& row : rows_)
-      beginnings.emplace_back(row.ids.begin(),
-                              row.ids.begin() + (options_.share_beginnings && row.whole == 0 ? row.begin - 1 : 0));
+      beginnings.emplace_back(row.ids.begin(), row.ids.begin() + (row.whole == 0 ? row.begin - 1 : 0));
     return models::share_beginnings(beginnings, /*least=*/8);
   }
 
@@ -369,7 +359,6 @@ class Engine {
     options.cache = cache;
     options.append = append;
     options.logit_tokens.emplace();
-    tokens_run_ += batch.tokens();
     return model_.forward(batch, options).needed_hidden();
   }
 
@@ -388,31 +377,17 @@ class Engine {
   std::vector<Row> rows_;
   std::vector<std::pair<size_t, size_t>> place_;  // request → row, target
   Readings readings_;
-  ScoreCounts counts_;
-  std::atomic<int64_t> tokens_run_ = 0;
 };
 
 }  // namespace
 
-ScoreCounts& ScoreCounts::operator+=(const ScoreCounts& other) noexcept {
-  requests += other.requests;
-  unique_prompts += other.unique_prompts;
-  tokens_given += other.tokens_given;
-  tokens_run += other.tokens_run;
-  rows_projected += other.rows_projected;
-  return *this;
-}
-
 std::vector<Score> score_requests(const models::Model& model, const std::vector<ScoreRequest>& requests,
-                                  const ScoreOptions& options, ScoreCounts* counts) {
+                                  const ScoreOptions& options) {
   const at::NoGradGuard no_grad;
   if (options.batch_tokens <= 0 || options.project_rows <= 0)
     refuse({"scoring", "batch_tokens or project_rows below 1", "positive numbers", ""});
-  if (!options.sharing.alone()) return detail::share_scores(model, requests, options, counts);
-  Engine engine(model, requests, options);
-  auto scores = engine.run();
-  if (counts) *counts = engine.counts();
-  return scores;
+  if (!options.sharing.alone()) return detail::share_scores(model, requests, options);
+  return Engine(model, requests, options).run();
 }
 
 }  // namespace emend::evaluation

@@ -100,7 +100,6 @@ class FactTracer {
     if (!(options.noise > 0 && std::isfinite(options.noise)) || options.samples < 1 || options.window < 1)
       refuse({"causal tracing", "noise, samples or window not positive", "positive numbers", "see TraceOptions"});
     trace_.fact = fact;
-    trace_.window = options.window;
     trace_.subject_begin = tokens_.subject_begin;
     trace_.subject_end = tokens_.subject_end;
     trace_.tokens = model.tokenizer().decode_each(tokens_.ids);

@@ -52,8 +52,7 @@ struct FactTrace {
   std::string answer_text;
   double clean = 0;      ///< probability of the answer
   double corrupted = 0;  ///< mean over the noised runs
-  int window = 10;
-  double draws = 0;  ///< noise draws of a state, on average
+  double draws = 0;      ///< noise draws of a state, on average
   std::map<TraceKind, std::vector<std::vector<double>>> restored;
 };
 

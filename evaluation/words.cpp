@@ -6,6 +6,7 @@
 // abbreviation or a single letter. The cut only decides whether that full stop is a word of its own.
 #include <emend/core/error.h>
 #include <emend/core/regex.h>
+#include <emend/core/text.h>
 #include <emend/core/utf8.h>
 #include <emend/evaluation/detail/letters.h>
 #include <emend/evaluation/text_metrics.h>
@@ -138,9 +139,8 @@ std::vector<std::string> word_tokenize(std::string_view raw) {
   const std::string text = repair_utf8(raw);
   std::vector<std::string> words;
   for (std::string_view sentence : sentences(text)) {
-    const size_t first = sentence.find_first_not_of(" \t\r\n");
-    if (first == std::string_view::npos) continue;
-    std::string line(sentence.substr(first, sentence.find_last_not_of(" \t\r\n") - first + 1));
+    std::string line(trimmed(sentence));
+    if (line.empty()) continue;
     for (const auto& rule : rules_before_padding()) line = rule.pattern.replace_all(line, rule.replacement);
     line = " " + line + " ";
     for (const auto& rule : rules_after_padding()) line = rule.pattern.replace_all(line, rule.replacement);

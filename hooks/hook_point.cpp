@@ -7,27 +7,13 @@
 
 namespace emend::hooks {
 
-struct HookPoint::State {
-  struct Attached {
-    int id;
-    HookFn fn;
-  };
-  std::vector<Attached> attached;
-  int next_id = 0;
-};
-
 HookHandle HookPoint::add(HookFn fn) {
-  if (!state_) state_ = std::make_shared<State>();
-  const int id = state_->next_id++;
-  state_->attached.push_back({id, std::move(fn)});
-  return HookHandle({nullptr, [id, weak = std::weak_ptr(state_)](void*) {
-                       if (const auto state = weak.lock())
-                         std::erase_if(state->attached, [id](const auto& a) { return a.id == id; });
+  if (!attached_) attached_ = std::make_shared<std::vector<std::shared_ptr<HookFn>>>();
+  HookFn* const added = attached_->emplace_back(std::make_shared<HookFn>(std::move(fn))).get();
+  return HookHandle({added, [weak = std::weak_ptr(attached_)](HookFn* gone) {
+                       if (const auto all = weak.lock())
+                         std::erase_if(*all, [gone](const auto& hook) { return hook.get() == gone; });
                      }});
-}
-
-bool HookPoint::idle() const noexcept {
-  return !state_ || state_->attached.empty();
 }
 
 static std::string describe(const at::Tensor& x) {
@@ -36,9 +22,9 @@ static std::string describe(const at::Tensor& x) {
 
 at::Tensor HookPoint::run(at::Tensor x) const {
   // A copy, so that a hook may attach or detach hooks (itself included) while it runs.
-  const auto attached = state_->attached;
-  for (const auto& entry : attached) {
-    at::Tensor y = entry.fn(x);
+  const auto attached = *attached_;
+  for (const auto& hook : attached) {
+    at::Tensor y = (*hook)(x);
     if (!y.defined()) continue;
     if (y.sizes() != x.sizes() || y.scalar_type() != x.scalar_type() || y.device() != x.device())
       refuse({"hook at " + to_string(ref_), "the replacement is " + describe(y), describe(x),
@@ -48,28 +34,15 @@ at::Tensor HookPoint::run(at::Tensor x) const {
   return x;
 }
 
-// Sites outside layers come first, then the layer sites of layer 0, of layer 1, …
-static constexpr int kGlobalSites = 3;
-static constexpr int kLayerSites = static_cast<int>(Site::kLayerOut) - static_cast<int>(Site::kLayerIn) + 1;
-
-static int slot(Site site, int layer) noexcept {
-  switch (site) {
-    case Site::kEmbedding:
-      return 0;
-    case Site::kFinalNorm:
-      return 1;
-    case Site::kLogits:
-      return 2;
-    default:
-      return kGlobalSites + layer * kLayerSites + (static_cast<int>(site) - static_cast<int>(Site::kLayerIn));
-  }
+// The sites outside layers lie in layer -1.
+static size_t slot(Site site, int layer) noexcept {
+  constexpr auto kSites = static_cast<size_t>(Site::kLogits) + 1;
+  return static_cast<size_t>(layer + 1) * kSites + static_cast<size_t>(site);
 }
 
 HookTable::HookTable(int n_layers) : n_layers_(n_layers) {
-  points_.assign(static_cast<size_t>(kGlobalSites + n_layers * kLayerSites), HookPoint({Site::kEmbedding, -1}));
-  for (const Site site : all_sites())
-    for (int layer = is_layer_site(site) ? 0 : -1; layer < (is_layer_site(site) ? n_layers : 0); ++layer)
-      points_[static_cast<size_t>(slot(site, layer))] = HookPoint({site, layer});
+  for (int layer = -1; layer < n_layers; ++layer)
+    for (const Site site : all_sites()) points_.emplace_back(SiteRef{site, layer});
 }
 
 HookPoint& HookTable::at(const SiteRef& ref) {
@@ -79,7 +52,7 @@ HookPoint& HookTable::at(const SiteRef& ref) {
         {"site " + to_string(ref), "layer " + std::to_string(ref.layer),
          in_layer ? "a layer from 0 to " + std::to_string(n_layers_ - 1) : "layer -1, because it lies outside layers",
          "check the layer numbers against the model"});
-  return points_[static_cast<size_t>(slot(ref.site, ref.layer))];
+  return points_[slot(ref.site, ref.layer)];
 }
 
 bool HookTable::idle() const noexcept {
@@ -87,7 +60,7 @@ bool HookTable::idle() const noexcept {
 }
 
 const HookPoint& HookTable::point(Site site, int layer) const noexcept {
-  return points_[static_cast<size_t>(slot(site, layer))];
+  return points_[slot(site, layer)];
 }
 
 }  // namespace emend::hooks

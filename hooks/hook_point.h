@@ -36,19 +36,20 @@ class HookPoint {
   /// Runs the attached functions in the order they were attached and returns the (possibly replaced) tensor.
   /// Throws Error(kInvalidArgument) naming the site if a replacement changes shape, dtype or device.
   [[nodiscard]] at::Tensor operator()(at::Tensor x) const {
-    if (!state_ || idle()) [[likely]]
+    if (idle()) [[likely]]
       return x;
     return run(std::move(x));
   }
+  /// Attaches `fn`. All passes run this one function: what it keeps lasts from pass to pass, and passes in several
+  /// threads run it at the same time.
   [[nodiscard]] HookHandle add(HookFn fn);
-  [[nodiscard]] bool idle() const noexcept;
+  [[nodiscard]] bool idle() const noexcept { return !attached_ || attached_->empty(); }
   [[nodiscard]] const SiteRef& ref() const noexcept { return ref_; }
 
  private:
-  struct State;
   [[nodiscard]] at::Tensor run(at::Tensor x) const;
   SiteRef ref_;
-  std::shared_ptr<State> state_;
+  std::shared_ptr<std::vector<std::shared_ptr<HookFn>>> attached_;  // null before the first
 };
 
 /// All points of one model.

@@ -2,59 +2,38 @@
 #include <emend/core/text.h>
 #include <emend/hooks/site.h>
 
+#include <algorithm>
 #include <array>
+#include <ranges>
 
 namespace emend::hooks {
 namespace {
 
-struct SiteName {
-  Site site;
-  std::string_view name;
-  bool in_layer;
-};
-
-constexpr std::array<SiteName, 23> kSites = {{
-    {Site::kEmbedding, "embedding", false},
-    {Site::kLayerIn, "layer_in", true},
-    {Site::kAttnIn, "attn_in", true},
-    {Site::kAttnQ, "attn_q", true},
-    {Site::kAttnK, "attn_k", true},
-    {Site::kAttnV, "attn_v", true},
-    {Site::kAttnQRotary, "attn_q_rotary", true},
-    {Site::kAttnKRotary, "attn_k_rotary", true},
-    {Site::kAttnScores, "attn_scores", true},
-    {Site::kAttnPattern, "attn_pattern", true},
-    {Site::kAttnZ, "attn_z", true},
-    {Site::kAttnOut, "attn_out", true},
-    {Site::kMlpIn, "mlp_in", true},
-    {Site::kMlpGate, "mlp_gate", true},
-    {Site::kMlpUp, "mlp_up", true},
-    {Site::kRouter, "router", true},
-    {Site::kExpertOut, "expert_out", true},
-    {Site::kMlpDownIn, "mlp_down_in", true},
-    {Site::kMlpDownOut, "mlp_down_out", true},
-    {Site::kMlpOut, "mlp_out", true},
-    {Site::kLayerOut, "layer_out", true},
-    {Site::kFinalNorm, "final_norm", false},
-    {Site::kLogits, "logits", false},
-}};
+// In the order of Site.
+constexpr std::array<std::string_view, 23> kNames = {
+    "embedding",     "layer_in",      "attn_in",     "attn_q",       "attn_k",     "attn_v",
+    "attn_q_rotary", "attn_k_rotary", "attn_scores", "attn_pattern", "attn_z",     "attn_out",
+    "mlp_in",        "mlp_gate",      "mlp_up",      "router",       "expert_out", "mlp_down_in",
+    "mlp_down_out",  "mlp_out",       "layer_out",   "final_norm",   "logits"};
 
 constexpr std::string_view kLayerPrefix = "layers.";
 
+std::string with_prefix(Site site, const std::string& layer) {
+  const auto name = std::string(kNames[static_cast<size_t>(site)]);
+  return is_layer_site(site) ? std::string(kLayerPrefix) + layer + "." + name : name;
+}
+
 [[noreturn]] void bad_site(std::string_view text) {
-  std::vector<std::string> names;
-  for (const auto& s : kSites) names.push_back(s.in_layer ? "layers.0." + std::string(s.name) : std::string(s.name));
-  const auto in_full = [](const auto& s) { return (s.in_layer ? "layers.N." : "") + std::string(s.name); };
-  refuse({"site \"" + std::string(text) + "\"", "no such place in a decoder", "one of " + join(kSites, ", ", in_full),
-          did_you_mean(text, names)});
+  const auto all = mapped(all_sites(), [](Site site) { return with_prefix(site, "N"); });
+  const auto firsts = mapped(all_sites(), [](Site site) { return with_prefix(site, "0"); });
+  refuse({"site \"" + std::string(text) + "\"", "no such place in a decoder", "one of " + join(all),
+          did_you_mean(text, firsts)});
 }
 
 }  // namespace
 
 std::string to_string(const SiteRef& ref) {
-  const auto& entry = kSites[static_cast<size_t>(ref.site)];
-  if (!entry.in_layer) return std::string(entry.name);
-  return std::string(kLayerPrefix) + std::to_string(ref.layer) + "." + std::string(entry.name);
+  return with_prefix(ref.site, std::to_string(ref.layer));
 }
 
 SiteRef parse_site(std::string_view text) {
@@ -67,17 +46,19 @@ SiteRef parse_site(std::string_view text) {
     if (layer < 0 || dot == rest.npos) bad_site(text);
     name = rest.substr(dot + 1);
   }
-  for (const auto& s : kSites)
-    if (s.name == name && s.in_layer == (layer >= 0)) return {s.site, layer};
-  bad_site(text);
+  const auto found = std::ranges::find(kNames, name);
+  const auto site = static_cast<Site>(found - kNames.begin());
+  if (found == kNames.end() || is_layer_site(site) != (layer >= 0)) bad_site(text);
+  return {site, layer};
 }
 
 bool is_layer_site(Site site) noexcept {
-  return kSites[static_cast<size_t>(site)].in_layer;
+  return site > Site::kEmbedding && site < Site::kFinalNorm;
 }
 
 const std::vector<Site>& all_sites() {
-  static const auto sites = mapped(kSites, [](const auto& s) { return s.site; });
+  static const auto sites =
+      mapped(std::views::iota(size_t{0}, kNames.size()), [](size_t i) { return static_cast<Site>(i); });
   return sites;
 }
 

@@ -50,16 +50,18 @@ const Schema<LocateHparams>& locate_schema() {
           .field("mom2_dataset", &H::mom2_dataset,
                  "name of the corpus of the second moment; the corpus of the run says which file that is")
           .field("context_template_length_params", &H::context_template_length_params,
-                 "generated contexts before the prompt, as [length, how many] pairs", {.min = 1})
+                 "generated contexts before the prompt, as [length, how many] pairs, 5 or more each: they begin with "
+                 "five words in turn",
+                 {.min = 1})
           .include(module_names_schema(), &H::modules)
           .unused("layer_selection", "read by no implementation")
           .unused("mom2_n_samples", "stats_tokens of the run says how much of the corpus is read")
           .unused("mom2_dtype", "sums are float64")
           .check("layers", kAscending, [](const H& h) { return ascending(h.layers); })
-          .check("context_template_length_params", "pairs of length and number, such as [[5, 10], [10, 10]]",
-                 [](const H& h) {
+          .check("context_template_length_params",
+                 "pairs of length and number, the number 5 or more, such as [[5, 10], [10, 10]]", [](const H& h) {
                    return std::ranges::all_of(h.context_template_length_params,
-                                              [](const auto& pair) { return pair.size() == 2; });
+                                              [](const auto& pair) { return pair.size() == 2 && pair[1] >= 5; });
                  });
   return schema;
 }

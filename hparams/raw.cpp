@@ -61,12 +61,11 @@ std::string RawHparams::where(std::string_view key) const {
 RawHparams parse_hparams(std::string_view text, const std::string& source) {
   require_short(text.size(), source);
   if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
+  const auto line = [&](size_t offset) { return source + ":" + std::to_string(line_of_offset(text, offset)); };
   if (const auto bad = first_invalid_utf8(text))
-    refuse({source + ":" + std::to_string(line_of_offset(text, *bad)), "a byte that is not UTF-8", "UTF-8 text",
-            "save the file as UTF-8"});
+    refuse({line(*bad), "a byte that is not UTF-8", "UTF-8 text", "save the file as UTF-8"});
   if (const size_t nul = text.find('\0'); nul != std::string_view::npos)
-    refuse({source + ":" + std::to_string(line_of_offset(text, nul)), "a NUL byte", "text",
-            "the file is binary or damaged"});
+    refuse({line(nul), "a NUL byte", "text", "the file is binary or damaged"});
   if (text.find_first_not_of(" \t\r\n") == std::string_view::npos)
     refuse({source, "the file is empty", "YAML or JSON with one hyper-parameter a key", ""});
   const RawValue root = parse_yaml(text, {source, "hyper-parameter"});

@@ -8,8 +8,6 @@
 
 namespace emend::hparams::detail {
 
-std::string limits_text(const FieldOptions& options);  // fields.cpp
-
 namespace {
 
 const ErasedField* find_field(const std::vector<ErasedField>& fields, std::string_view key) {
@@ -64,42 +62,21 @@ void warn_ignored(const ErasedSchema& schema, const RawHparams& raw, const std::
   log.event(LogLevel::kWarning, "hparams.ignored", source + ": keys that do not describe the edit: " + text, fields);
 }
 
-// "number, at least 0".
-std::string type_text(const FieldInfo& info) {
-  const std::string limits = limits_text(info.options);
-  return info.type + (limits.empty() ? "" : ", " + limits);
-}
-
-std::string pad(std::string text, size_t width) {
-  if (text.size() < width) text.append(width - text.size(), ' ');
-  return text;
-}
-
 }  // namespace
 
-void ErasedSchema::add(ErasedField field) {
+void ErasedSchema::add(ErasedField field, void* defaults) {
   EMEND_CHECK(find_field(fields, field.info.name) == nullptr, "hyper-parameter declared twice: " + field.info.name);
+  field.info.default_text = field.write(field.place(defaults)).dump();
   fields.push_back(std::move(field));
 }
 
-void ErasedSchema::include(const ErasedSchema& other, const std::function<void*(void*)>& convert,
-                           const void* defaults_of_other) {
-  for (const ErasedField& theirs : other.fields) {
-    ErasedField field = theirs;
-    field.info.default_text = theirs.write(defaults_of_other).dump();
-    field.read = [read = theirs.read, convert](void* object, const FieldOptions& options, const RawValue& raw) {
-      return read(convert(object), options, raw);
-    };
-    // `convert` only moves the pointer; the object stays untouched.
-    field.write = [write = theirs.write, convert](const void* object) {
-      return write(convert(const_cast<void*>(object)));
-    };
-    add(std::move(field));
+void ErasedSchema::include(const ErasedSchema& other, const std::function<void*(void*)>& part, void* defaults) {
+  for (ErasedField field : other.fields) {
+    field.place = [place = std::move(field.place), part](void* object) { return place(part(object)); };
+    add(std::move(field), defaults);
   }
-  for (const ErasedCheck& theirs : other.checks)
-    checks.push_back({theirs.field, [test = theirs.test, convert](const void* object) {
-                        return test(convert(const_cast<void*>(object)));
-                      }});
+  for (const ErasedCheck& check : other.checks)
+    checks.push_back({check.field, [test = check.test, part](void* object) { return test(part(object)); }});
   unused.insert(unused.end(), other.unused.begin(), other.unused.end());
 }
 
@@ -113,7 +90,8 @@ void ErasedSchema::parse(void* object, const RawHparams& raw, const Log& log) co
         refuse({entry.where, entry.key + " is another name for " + field->info.name + ", which is given too",
                 "one of them", "remove one"});
       if (!again) given.push_back(field);
-      if (const std::string expected = field->read(object, field->info.options, entry.value); !expected.empty())
+      if (const std::string expected = field->read(entry.value, field->info.options, field->place(object));
+          !expected.empty())
         refuse_value(*field, entry, expected);
       continue;
     }
@@ -140,22 +118,9 @@ void ErasedSchema::parse(void* object, const RawHparams& raw, const Log& log) co
 
 nlohmann::json ErasedSchema::dump(const void* object) const {
   nlohmann::json result = nlohmann::json::object();
-  for (const ErasedField& field : fields) result[field.info.name] = field.write(object);
+  for (const ErasedField& field : fields)  // `place` only moves the pointer; the object stays untouched
+    result[field.info.name] = field.write(field.place(const_cast<void*>(object)));
   return result;
-}
-
-std::string ErasedSchema::help() const {
-  size_t width = 0;
-  for (const ErasedField& field : fields) width = std::max(width, field.info.name.size());
-  std::string text;
-  for (const ErasedField& field : fields) {
-    const FieldOptions& options = field.info.options;
-    text += "  " + pad(field.info.name, width) + "  " + options.meaning;
-    if (!options.formula.empty()) text += " (" + options.formula + ")";
-    text += "\n  " + pad("", width) + "  " + type_text(field.info) + "; " +
-            (options.required ? "required" : "default " + field.info.default_text) + "\n";
-  }
-  return text;
 }
 
 }  // namespace emend::hparams::detail

@@ -10,7 +10,7 @@
 //   }
 //   MemitHparams h = memit_schema().parse(load_hparams(path), log);
 //
-// Parsing, defaults, range checks, help, the dump in reports and the table in the docs derive from it. Defaults are the
+// Parsing, defaults, range checks, the dump in reports and the table in the docs derive from it. Defaults are the
 // member initialisers of the struct. Unknown, missing, ill-typed and out-of-range keys are errors with file:line.
 //
 // Field types: bool, int64_t, double, std::string, std::vector of int64_t, double or std::string,
@@ -40,7 +40,7 @@ struct FieldOptions {
   std::vector<std::string> aliases = {};  ///< other names that files use
 };
 
-/// What help, docs and tests see of a field.
+/// What programs, docs and tests see of a field.
 struct FieldInfo {
   std::string name;
   std::string type;          ///< "number", "integer", "list of integers", "number or none", …
@@ -74,15 +74,8 @@ std::string read_value(const RawValue& raw, const FieldOptions& options, std::op
   return "";
 }
 
-/// The inverse of read_value, for dump().
-template <class V>
-nlohmann::json write_value(const V& value) {
-  return value;
-}
-template <class V>
-nlohmann::json write_value(const std::optional<V>& value) {
-  return value ? nlohmann::json(*value) : nlohmann::json();
-}
+/// What the range or the choices of a field are: "of at least 0", "from 0 to 1", "one of a, b", or empty.
+std::string limits_text(const FieldOptions& options);
 
 /// "number", "list of integers", "string or none".
 template <class V>
@@ -98,16 +91,31 @@ std::string type_name() {
   return "list of lists of integers";
 }
 
-/// A field with its struct's type erased; `object` points to the struct of the schema that holds it.
+/// A field with its struct's type erased.
 struct ErasedField {
   FieldInfo info;
-  std::function<std::string(void* object, const FieldOptions& options, const RawValue& raw)> read;
-  std::function<nlohmann::json(const void* object)> write;
+  std::function<void*(void* object)> place;  ///< of the value in the struct of the schema that holds the field
+  std::string (*read)(const RawValue& raw, const FieldOptions& options, void* value);
+  nlohmann::json (*write)(const void* value);  ///< the inverse of read, for dump()
 };
 struct ErasedCheck {
   std::string field;
-  std::function<std::string(const void* object)> test;
+  std::function<std::string(void* object)> test;
 };
+template <class V>
+ErasedField erased_field(std::string name, FieldOptions options, std::function<void*(void*)> place) {
+  const auto read = [](const RawValue& raw, const FieldOptions& rules, void* value) {
+    return read_value(raw, rules, *static_cast<V*>(value));
+  };
+  const auto write = [](const void* value) {
+    const V& v = *static_cast<const V*>(value);
+    if constexpr (requires { v.has_value(); })
+      return v ? nlohmann::json(*v) : nlohmann::json();
+    else
+      return nlohmann::json(v);
+  };
+  return {{std::move(name), type_name<V>(), "", std::move(options)}, std::move(place), read, write};
+}
 
 /// The part of a schema that does not depend on the struct.
 struct ErasedSchema {
@@ -116,12 +124,12 @@ struct ErasedSchema {
   std::vector<ErasedCheck> checks;
   std::vector<std::pair<std::string, std::string>> unused;  ///< known keys without effect, and why
 
-  void add(ErasedField field);
+  /// `defaults` is a struct of the schema as it is made.
+  void add(ErasedField field, void* defaults);
   void parse(void* object, const RawHparams& raw, const Log& log) const;
   [[nodiscard]] nlohmann::json dump(const void* object) const;
-  [[nodiscard]] std::string help() const;
-  /// `convert` turns a pointer to the including struct into one to the included struct.
-  void include(const ErasedSchema& other, const std::function<void*(void*)>& convert, const void* defaults_of_other);
+  /// `part` turns a pointer to a struct of the schema into one to a struct of the other.
+  void include(const ErasedSchema& other, const std::function<void*(void*)>& part, void* defaults);
 };
 
 }  // namespace detail
@@ -135,14 +143,8 @@ class Schema {
 
   template <class V, class C>  ///< declares one field
   requires std::derived_from<T, C> Schema& field(const std::string& name, V C::*member, FieldOptions options) {
-    const T defaults{};
-    detail::ErasedField field;
-    field.info = {name, detail::type_name<V>(), detail::write_value(defaults.*member).dump(), std::move(options)};
-    field.read = [member](void* object, const FieldOptions& rules, const RawValue& raw) {
-      return detail::read_value(raw, rules, static_cast<T*>(object)->*member);
-    };
-    field.write = [member](const void* object) { return detail::write_value(static_cast<const T*>(object)->*member); };
-    erased_.add(std::move(field));
+    T defaults{};
+    erased_.add(detail::erased_field<V>(name, std::move(options), place_of(member)), &defaults);
     return *this;
   }
   template <class V, class C, std::convertible_to<std::string> Text>  ///< the same with its meaning in front
@@ -154,19 +156,16 @@ class Schema {
   /// Takes over the fields and checks of a base's schema. The defaults shown are those of T.
   template <class B>
   requires std::derived_from<T, B> Schema& include(const Schema<B>& base) {
-    const T defaults{};
+    T defaults{};
     erased_.include(
-        base.erased(), [](void* object) -> void* { return static_cast<B*>(static_cast<T*>(object)); },
-        static_cast<const B*>(&defaults));
+        base.erased(), [](void* object) -> void* { return static_cast<B*>(static_cast<T*>(object)); }, &defaults);
     return *this;
   }
   /// Takes over the fields and checks of a member's schema; its keys stay flat in the file.
   template <class M, class C>
   requires std::derived_from<T, C> Schema& include(const Schema<M>& part, M C::*member) {
-    const T defaults{};
-    erased_.include(
-        part.erased(), [member](void* object) -> void* { return &(static_cast<T*>(object)->*member); },
-        &(defaults.*member));
+    T defaults{};
+    erased_.include(part.erased(), place_of(member), &defaults);
     return *this;
   }
 
@@ -199,13 +198,15 @@ class Schema {
   }
   /// All fields with effective values, as reports store them; parse(parse_hparams(dump().dump(), …)) gives them back.
   [[nodiscard]] nlohmann::json dump(const T& value) const { return erased_.dump(&value); }
-  /// One paragraph a field: name, type, default, meaning, formula, range.
-  [[nodiscard]] std::string help() const { return erased_.help(); }
   [[nodiscard]] std::vector<FieldInfo> fields() const { return mapped(erased_.fields, &detail::ErasedField::info); }
-  [[nodiscard]] const std::string& editor() const noexcept { return erased_.editor; }
   [[nodiscard]] const detail::ErasedSchema& erased() const noexcept { return erased_; }
 
  private:
+  template <class Member>
+  static auto place_of(Member member) {
+    return [member](void* object) -> void* { return &(static_cast<T*>(object)->*member); };
+  }
+
   detail::ErasedSchema erased_;
 };
 

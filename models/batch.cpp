@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
+#include <emend/core/mapped.h>
 #include <emend/core/safetensors.h>
 #include <emend/devices/route.h>
 #include <emend/models/batch.h>
@@ -32,29 +33,30 @@ at::Tensor host_matrix(const at::Tensor& x, const at::Tensor& like, const char* 
 
 }  // namespace
 
-void TokenBatch::add_row(const std::vector<int64_t>& ids, int64_t begin) {
-  if (ids.empty()) bad_batch(row_name(rows()) + " has no tokens", "at least one token a row");
-  for (size_t k = 0; k < ids.size(); ++k) {
-    ids_.push_back(ids[k]);
-    positions_.push_back(begin + static_cast<int64_t>(k));
-  }
-  row_begin_.push_back(tokens());
-  width_ = std::max(width_, std::ssize(ids));
-}
-
-TokenBatch TokenBatch::continuing(const std::vector<std::vector<int64_t>>& rows, const std::vector<int64_t>& begins) {
-  if (begins.size() != rows.size())
-    bad_batch(std::to_string(begins.size()) + " begins for " + std::to_string(rows.size()) + " rows",
-              "one begin a row");
+TokenBatch TokenBatch::continuing(const std::vector<std::vector<int64_t>>& rows, const std::vector<int64_t>& begins,
+                                  const std::vector<int64_t>& columns) {
+  const auto require = [&](const std::vector<int64_t>& list, const std::string& what) {
+    if (list.size() != rows.size())
+      bad_batch(std::to_string(list.size()) + " " + what + "s for " + std::to_string(rows.size()) + " rows",
+                "one " + what + " a row");
+  };
+  require(begins, "begin");
+  if (!columns.empty()) require(columns, "column");
   TokenBatch batch;
+  for (const auto& row : rows) batch.width_ = std::max(batch.width_, std::ssize(row));
   for (size_t r = 0; r < rows.size(); ++r) {
-    if (begins[r] < 0) bad_batch(row_name(batch.rows()) + " begins at " + std::to_string(begins[r]), "0 or more");
-    batch.add_row(rows[r], begins[r]);
+    const int64_t row = batch.rows(), begin = begins[r], column = columns.empty() ? begin : columns[r];
+    if (begin < 0) bad_batch(row_name(row) + " begins at " + std::to_string(begin), "0 or more");
+    if (rows[r].empty()) bad_batch(row_name(row) + " has no tokens", "at least one token a row");
+    for (int64_t k = 0; k < std::ssize(rows[r]); ++k) {
+      batch.ids_.push_back(rows[r][static_cast<size_t>(k)]);
+      batch.positions_.push_back(begin + k);
+      batch.columns_.push_back(column + k);
+      batch.slots_.push_back(row * batch.width_ + k);
+    }
+    batch.row_begin_.push_back(batch.tokens());
   }
-  batch.columns_ = batch.positions_;
   batch.is_padding_.assign(batch.ids_.size(), false);
-  for (int64_t r = 0; r < batch.rows(); ++r)
-    for (int64_t k = 0; k < batch.length(r); ++k) batch.slots_.push_back(r * batch.width_ + k);
   batch.explicit_positions_ = true;
   return batch;
 }
@@ -62,24 +64,6 @@ TokenBatch TokenBatch::continuing(const std::vector<std::vector<int64_t>>& rows,
 TokenBatch TokenBatch::from_rows(const std::vector<std::vector<int64_t>>& rows) {
   TokenBatch batch = continuing(rows, std::vector<int64_t>(rows.size(), 0));
   batch.explicit_positions_ = false;
-  return batch;
-}
-
-TokenBatch TokenBatch::with_positions(const std::vector<std::vector<int64_t>>& rows,
-                                      const std::vector<std::vector<int64_t>>& positions,
-                                      const std::vector<std::vector<int64_t>>& columns) {
-  TokenBatch batch = continuing(rows, std::vector<int64_t>(rows.size(), 0));
-  if (positions.size() != rows.size() || columns.size() != rows.size())
-    bad_batch("positions or columns for another number of rows", "one list a row");
-  batch.positions_.clear();
-  batch.columns_.clear();
-  for (size_t r = 0; r < rows.size(); ++r) {
-    if (positions[r].size() != rows[r].size() || columns[r].size() != rows[r].size())
-      bad_batch(row_name(static_cast<int64_t>(r)) + " has positions or columns for another number of tokens",
-                std::to_string(rows[r].size()) + " of each");
-    batch.positions_.insert(batch.positions_.end(), positions[r].begin(), positions[r].end());
-    batch.columns_.insert(batch.columns_.end(), columns[r].begin(), columns[r].end());
-  }
   return batch;
 }
 
@@ -114,16 +98,10 @@ TokenBatch TokenBatch::from_padded(const at::Tensor& input_ids, const at::Tensor
 }
 
 TokenBatch TokenBatch::padded(const std::vector<std::vector<int64_t>>& rows, int64_t pad) {
-  size_t width = 0;
-  for (const auto& row : rows) width = std::max(width, row.size());
-  const auto n = std::ssize(rows);
-  at::Tensor ids = at::full({n, static_cast<int64_t>(width)}, pad, at::kLong), mask = at::zeros_like(ids);
-  for (int64_t r = 0; r < n; ++r) {
-    const auto& row = rows[static_cast<size_t>(r)];
-    std::copy(row.begin(), row.end(), ids.mutable_data_ptr<int64_t>() + r * ids.size(1));
-    mask[r].narrow(0, 0, std::ssize(row)).fill_(1);
-  }
-  return from_padded(ids, mask, {}, /*keep_padding=*/true);
+  const auto ids = mapped(rows, [](const auto& row) { return at::tensor(row, at::kLong); });
+  const auto ones = mapped(ids, [](const at::Tensor& row) { return at::ones_like(row); });
+  return from_padded(at::pad_sequence(ids, /*batch_first=*/true, static_cast<double>(pad)),
+                     at::pad_sequence(ones, /*batch_first=*/true), {}, /*keep_padding=*/true);
 }
 
 int64_t TokenBatch::longest() const {

@@ -20,14 +20,11 @@ class TokenBatch {
   /// One row per vector; positions 0,1,2,… Rows may have different lengths but not length 0.
   [[nodiscard]] static TokenBatch from_rows(const std::vector<std::vector<int64_t>>& rows);
 
-  /// Rows that continue a cache: row r's first token has position and column `begins[r]`.
+  /// Rows that continue a cache: row r's first token has position `begins[r]`, and column `columns[r]` where that is
+  /// another (behind padding on the left).
   [[nodiscard]] static TokenBatch continuing(const std::vector<std::vector<int64_t>>& rows,
-                                             const std::vector<int64_t>& begins);
-
-  /// Rows with a position and a column for every token; both lists have the shape of `rows`.
-  [[nodiscard]] static TokenBatch with_positions(const std::vector<std::vector<int64_t>>& rows,
-                                                 const std::vector<std::vector<int64_t>>& positions,
-                                                 const std::vector<std::vector<int64_t>>& columns);
+                                             const std::vector<int64_t>& begins,
+                                             const std::vector<int64_t>& columns = {});
 
   /// From [B,T] ids and mask (CPU, int64 or bool) as Hugging Face models take them. Without position ids, positions are
   /// columns (families that derive them from the mask do so). `keep_padding` computes padded positions too, as the
@@ -65,7 +62,6 @@ class TokenBatch {
   [[nodiscard]] at::Tensor pack(const at::Tensor& unpacked) const;
 
  private:
-  void add_row(const std::vector<int64_t>& ids, int64_t begin);
   std::vector<int64_t> ids_, positions_, columns_, row_begin_{0};
   std::vector<bool> is_padding_;
   std::vector<int64_t> slots_;  // in [B, T] flattened, for unpack

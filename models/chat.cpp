@@ -212,13 +212,13 @@ ChatFormat chat_format(std::string_view name, const ChatTokens& tokens) {
   refuse({"chat format", "\"" + std::string(name) + "\"", "a known format", did_you_mean(name, chat_format_names())});
 }
 
-ChatFormat detect_chat_format(std::string_view chat_template, const ChatTokens& tokens) {
+ChatFormat detect_chat_format(std::string_view chat_template, const ChatTokens& tokens, const std::string& place) {
   if (chat_template.empty()) return chat_format("instruction", tokens);
   ChatFormat format;
   format.name = "template";
   format.tokens = tokens;
   try {
-    format.jinja = std::make_shared<const detail::Jinja>(chat_template);
+    format.jinja = std::make_shared<const detail::Jinja>(chat_template, place);
   } catch (const Error& error) {
     throw with_way_out(error);
   }
@@ -234,9 +234,12 @@ ChatFormat chat_format_of(const Tokenizer& tokenizer, std::string_view name, con
                 "\"### Response:\" (" +
                     setting("chat_format", "instruction") + "), which it may not know");
   const auto text_of = [&](std::optional<int64_t> id) { return id ? tokenizer.token_text(*id) : ""; };
-  const ChatTokens tokens{text_of(tokenizer.bos_id()), text_of(tokenizer.eos_id()), text_of(tokenizer.unk_id()),
+  const auto bos = tokenizer.bos_in_chats() ? tokenizer.bos_id() : std::nullopt;
+  const ChatTokens tokens{text_of(bos), text_of(tokenizer.eos_id()), text_of(tokenizer.unk_id()),
                           text_of(tokenizer.pad_id())};
-  return name.empty() ? detect_chat_format(tokenizer.chat_template(), tokens) : chat_format(name, tokens);
+  if (!name.empty()) return chat_format(name, tokens);
+  const std::string& place = tokenizer.chat_template_place();
+  return detect_chat_format(tokenizer.chat_template(), tokens, place.empty() ? "chat template" : place);
 }
 
 RenderedChat render_chat(const ChatFormat& format, const std::vector<ChatMessage>& messages, bool open_reply) {

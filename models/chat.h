@@ -52,9 +52,10 @@ struct RenderedChat {
 /// The names of all formats.
 [[nodiscard]] std::vector<std::string> chat_format_names();
 
-/// The format that a Jinja template describes. An empty template gives "instruction", the common Alpaca form. Throws
-/// Error(kUnsupported) with line and reason if the template cannot be parsed.
-[[nodiscard]] ChatFormat detect_chat_format(std::string_view chat_template, const ChatTokens& tokens = {});
+/// The format that a Jinja template describes, which messages call `place`. An empty template gives "instruction", the
+/// common Alpaca form. Throws Error(kUnsupported) with line and reason if the template cannot be parsed.
+[[nodiscard]] ChatFormat detect_chat_format(std::string_view chat_template, const ChatTokens& tokens = {},
+                                            const std::string& place = "chat template");
 /// By name. Throws Error(kInvalidArgument) with the closest name.
 [[nodiscard]] ChatFormat chat_format(std::string_view name, const ChatTokens& tokens = {});
 /// With this tokenizer's tokens: the named format, or that of its template if `name` is empty; `log` is warned where

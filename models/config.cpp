@@ -194,8 +194,7 @@ constexpr int64_t kLargestSize = int64_t{1} << 31;
 const Json kNothing = Json::object();
 
 std::string shown(const Json& value) {
-  std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
-  return text.size() > 80 ? text.substr(0, 77) + "…" : text;
+  return shorten(value.dump(-1, ' ', false, Json::error_handler_t::replace));
 }
 
 std::string spelled(const ConfigReader::Names& names) {

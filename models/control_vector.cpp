@@ -172,20 +172,17 @@ at::Tensor push(const at::Tensor& x, const at::Tensor& d, const SteerOptions& op
 
 void require_steering(const Model& model, const ControlVector& vector, const SteerOptions& options,
                       const std::string& where) {
-  const auto refuse = [&](const std::string& got, const std::string& expected, const std::string& advice) {
-    throw Error(ErrorClass::kInvalidArgument, {where, got, expected, advice});
-  };
-  if (!std::isfinite(options.strength)) refuse("a strength that is no finite number", "a number", "");
+  if (!std::isfinite(options.strength)) refuse({where, "a strength that is no finite number", "a number", ""});
   if (const auto& by = options.by; by != "add" && by != "clamp" && by != "at-least" && by != "at-most")
-    refuse("to steer by \"" + by + "\"", "add, clamp, at-least or at-most", "");
+    refuse({where, "to steer by \"" + by + "\"", "add, clamp, at-least or at-most", ""});
   for (const auto& [layer, values] : vector.layers) {
     const char* const made = "use a vector that was made for this model";
     if (layer >= model.n_layers())
-      refuse("a direction for layer " + std::to_string(layer),
-             "layers up to " + std::to_string(model.n_layers() - 1) + ", the model's last", made);
+      refuse({where, "a direction for layer " + std::to_string(layer),
+              "layers up to " + std::to_string(model.n_layers() - 1) + ", the model's last", made});
     if (values.numel() != model.hidden_size())
-      refuse("directions of width " + std::to_string(values.numel()),
-             std::to_string(model.hidden_size()) + ", the width of the model", made);
+      refuse({where, "directions of width " + std::to_string(values.numel()),
+              std::to_string(model.hidden_size()) + ", the width of the model", made});
   }
   require_directions(vector, options.layers, where);
 }
@@ -197,11 +194,11 @@ std::vector<hooks::HookHandle> attach_steering(const Model& model, const Control
   for (const auto& [layer, values] : vector.layers) {
     if (!options.layers.contains(layer)) continue;
     const auto from = vector.origin.find(layer);
+    const auto home = model.placement().layers[static_cast<size_t>(layer)];
     handles.push_back(model.hooks()
                           .at({hooks::Site::kLayerOut, layer})
-                          .add([d = values, options,
-                                origin = from == vector.origin.end() ? 0 : from->second](const at::Tensor& x) mutable {
-                            d = devices::route_like(d, x, devices::Purpose::kDelta);
+                          .add([d = devices::route_to(values, home, devices::Purpose::kDelta), options,
+                                origin = from == vector.origin.end() ? 0 : from->second](const at::Tensor& x) {
                             at::Tensor added = push(x, d, options, origin);
                             if (const at::Tensor share = shares(options.decay, x); share.defined())
                               added = added * share;

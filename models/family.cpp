@@ -50,8 +50,9 @@ const FamilySpec& family_of(const nlohmann::json& config, const std::string& fil
   return find_family(reader.text_or({"model_type"}, ""), file + ": model_type");
 }
 
-bool is_bias(const TensorSpec& spec) {
-  return spec.name.ends_with(".bias");
+std::string name_of(const std::vector<TensorSpec>& table, Part part) {
+  const auto row = std::ranges::find(table, part, &TensorSpec::part);
+  return row == table.end() ? "" : row->name;
 }
 
 namespace {
@@ -113,7 +114,8 @@ std::vector<ExpectedTensor> expected_tensors(const FamilySpec& family, const Mod
   std::vector<ExpectedTensor> expected;
   for (const TensorSpec& spec : family.tensors) {
     if (spec.when && !spec.when(config)) continue;
-    if (spec.part == Part::kHead && !is_bias(spec) && config.tied_head) continue;
+    const bool is_bias = spec.name.ends_with(".bias");
+    if (spec.part == Part::kHead && !is_bias && config.tied_head) continue;
     const bool in_layer = spec.name.find("{layer}") != std::string::npos;
     const bool in_expert = spec.name.find("{expert}") != std::string::npos;
     const std::vector<int64_t> shape = evaluate_shape(spec.shape, config);
@@ -121,7 +123,7 @@ std::vector<ExpectedTensor> expected_tensors(const FamilySpec& family, const Mod
       for (int expert = in_expert ? 0 : -1; expert < (in_expert ? config.n_experts : 0); ++expert) {
         const std::string name =
             replaced(replaced(spec.name, "{layer}", std::to_string(layer)), "{expert}", std::to_string(expert));
-        expected.push_back({name, shape, spec.part, layer, expert, is_bias(spec)});
+        expected.push_back({name, shape, spec.part, layer, expert, is_bias});
       }
     }
   }
@@ -138,20 +140,19 @@ std::vector<std::string> table_spellings(const FamilySpec& family, const std::st
   return all;
 }
 
+// Whether a file's tensor is the one that the table calls so.
+static bool may_be(const FamilySpec& family, const std::string& name, const std::string& in_table) {
+  return std::ranges::count(table_spellings(family, name), in_table) > 0;
+}
+
 bool repeats_embedding(const FamilySpec& family, const ModelConfig& config, const std::string& name) {
-  if (!config.tied_head) return false;
-  const auto spellings = table_spellings(family, name);
-  return std::ranges::any_of(family.tensors, [&](const TensorSpec& spec) {
-    return spec.part == Part::kHead && !is_bias(spec) && std::ranges::count(spellings, spec.name) > 0;
-  });
+  return config.tied_head && may_be(family, name, name_of(family.tensors, Part::kHead));
 }
 
 TiedNames tied_names(const FamilySpec& family, const ModelConfig& config, const std::vector<std::string>& names) {
   TiedNames tied;
   for (const auto& name : names) {
-    const auto spellings = table_spellings(family, name);
-    for (const TensorSpec& spec : family.tensors)
-      if (spec.part == Part::kEmbedding && std::ranges::count(spellings, spec.name) > 0) tied.embedding = name;
+    if (may_be(family, name, name_of(family.tensors, Part::kEmbedding))) tied.embedding = name;
     if (repeats_embedding(family, config, name)) tied.heads.push_back(name);
   }
   return tied;

@@ -54,8 +54,8 @@ struct TensorSpec {
   std::function<bool(const ModelConfig&)> when = {};
 };
 
-/// Whether a table row is a bias: its name ends in ".bias".
-[[nodiscard]] bool is_bias(const TensorSpec& spec);
+/// The name of a table's first row of a part, which is its weight; empty if there is none.
+[[nodiscard]] std::string name_of(const std::vector<TensorSpec>& table, Part part);
 
 /// Names of modules as MEMIT's and EasyEdit's hyper-parameter files write them, "{}" for the layer.
 struct ModuleNames {

@@ -169,10 +169,7 @@ struct RunningBatch::State {
   KvCache cache;
 
   at::Tensor run(const TokenBatch& batch, const std::vector<LiveRow>& of, ForwardOptions pass) const {
-    if (before_pass) {
-      const auto groups = mapped(of, [](const auto& row) { return row.group; });
-      before_pass(batch, groups);
-    }
+    if (before_pass) before_pass(batch, mapped(of, &LiveRow::group));
     RunningPass mine{batch, {}};
     for (int64_t r = 0; r < batch.rows(); ++r) {
       const auto& row = of[static_cast<size_t>(r)];
@@ -301,8 +298,7 @@ struct RunningBatch::State {
 
   // The cache holds all but the last token of each row.
   static void forget_wrong_guesses(const std::vector<LiveRow>& of, KvCache& filled) {
-    const auto lengths = mapped(of, [](const auto& row) { return std::ssize(row.text) - 1; });
-    filled.truncate(lengths);
+    filled.truncate(mapped(of, [](const auto& row) { return std::ssize(row.text) - 1; }));
   }
 
   // Once more than `share` of the rows are done, because taking rows out copies the cache; or one of them has come to

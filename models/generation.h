@@ -25,20 +25,20 @@ struct GenerateOptions {
   double min_p = 0;                 ///< 0: no limit
   double repetition_penalty = 1.0;  ///< 1: none
   uint64_t seed = 0;
-  int64_t first_row = 0;          ///< added to a row's number for its random stream: of prompts that come in parts
-  std::vector<int64_t> stop_ids;  ///< usually the end-of-sequence ids; empty: never stop early
+  int64_t first_row = 0;               ///< added to a row's number for its random stream: of prompts that come in parts
+  std::vector<int64_t> stop_ids = {};  ///< usually the end-of-sequence ids; empty: never stop early
   /// Of drafts: as if so many tokens before their first had been right. It decides how many are checked at once.
   int64_t trust = 4;
   int64_t prefill_chunk = 512;  ///< tokens of a long prompt per pass; memory is linear in the prompt's length
   /// Called with (row, token id) as tokens are chosen.
-  std::function<void(int64_t, int64_t)> on_token;
+  std::function<void(int64_t, int64_t)> on_token = {};
   /// Asked with (row, token id) after a token was added: true ends that row. None: rows end by stop_ids and length.
-  std::function<bool(int64_t, int64_t)> ends;
+  std::function<bool(int64_t, int64_t)> ends = {};
   /// Called before on_token with (row, token id, logits [V] on the host, float32). Setting it costs a copy of them.
-  std::function<void(int64_t, int64_t, const at::Tensor&)> on_logits;
+  std::function<void(int64_t, int64_t, const at::Tensor&)> on_logits = {};
   /// Called with (row, error) where a row's logits are not finite, which then ends it alone. None: the error is thrown.
-  std::function<void(int64_t, const std::exception_ptr&)> on_error;
-  CancelToken cancel;
+  std::function<void(int64_t, const std::exception_ptr&)> on_error = {};
+  CancelToken cancel = {};
 };
 
 /// Texts that an answer may be, token ids without the prompt; likely ones first.

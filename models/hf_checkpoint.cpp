@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -77,9 +78,8 @@ void refuse_links_that_leave(const fs::path& folder) {
 [[noreturn]] void no_weights(const fs::path& folder) {
   bool pickle = false, gguf = false;
   for (const auto& entry : fs::directory_iterator(folder)) {
-    const std::string extension = entry.path().extension().string();
-    pickle = pickle || extension == ".bin" || extension == ".pt" || extension == ".pth" || extension == ".ckpt";
-    gguf = gguf || extension == ".gguf";
+    pickle = pickle || is_pickle(entry.path());
+    gguf = gguf || entry.path().extension() == ".gguf";
   }
   const std::string expected = std::string(kSingle) + " or " + kIndex;
   if (pickle)
@@ -91,6 +91,11 @@ void refuse_links_that_leave(const fs::path& folder) {
 }
 
 }  // namespace
+
+bool is_pickle(const fs::path& path) {
+  constexpr std::array kKinds = {".bin", ".pt", ".pth", ".ckpt"};
+  return std::ranges::count(kKinds, path.extension()) > 0;
+}
 
 std::string pickle_advice(const fs::path& folder) {
   const std::string from = "from_pretrained(\"" + folder.string() + "\").save_pretrained(\"OUT\"";

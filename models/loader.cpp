@@ -2,6 +2,7 @@
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
 #include <emend/core/mapped.h>
+#include <emend/core/text.h>
 #include <emend/devices/cores.h>
 #include <emend/devices/doctor.h>
 #include <emend/devices/route.h>
@@ -13,6 +14,7 @@
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <set>
+#include <span>
 
 namespace emend::models {
 namespace {
@@ -23,10 +25,10 @@ std::string file_of(const Checkpoint& checkpoint, const std::string& tensor = ""
   return folder ? folder->file_of(tensor) : checkpoint.path().string();
 }
 
-// File names and the names of the family's table.
+// The tensors of a file by the names of the family's table.
 struct Resolution {
-  std::map<std::string, std::string> file_name;  // table name -> name in the file
-  std::vector<std::string> head_duplicates;      // names in the file that repeat a tied head
+  std::map<std::string, const TensorInfo*> found;
+  std::vector<std::string> head_duplicates;  // names in the file that repeat a tied head
 };
 
 class Resolver {
@@ -35,8 +37,6 @@ class Resolver {
            const std::vector<ExpectedTensor>& expected)
       : checkpoint_(checkpoint), family_(family), config_(config), expected_(expected) {
     for (const ExpectedTensor& tensor : expected) names_.insert(tensor.name);
-    for (const TensorSpec& spec : family.tensors)
-      if (spec.part == Part::kHead && !is_bias(spec)) head_ = spec.name;
   }
 
   Resolution resolve() {
@@ -45,9 +45,9 @@ class Resolver {
     for (const TensorInfo& info : checkpoint_.tensors()) {
       const std::string name = table_name(info.name);
       if (!name.empty()) {
-        const auto [other, fresh] = resolution.file_name.emplace(name, info.name);
+        const auto [other, fresh] = resolution.found.emplace(name, &info);
         if (!fresh)
-          damaged(info.name, "tensor \"" + info.name + "\" is there twice, also as \"" + other->second + "\"",
+          damaged(info.name, "tensor \"" + info.name + "\" is there twice, also as \"" + other->second->name + "\"",
                   "each tensor once");
       } else if (repeats_embedding(family_, config_, info.name)) {
         resolution.head_duplicates.push_back(info.name);
@@ -68,16 +68,14 @@ class Resolver {
   }
 
   void check_shapes(const Resolution& resolution) const {
-    std::map<std::string, const TensorInfo*> infos;
-    for (const TensorInfo& info : checkpoint_.tensors()) infos[info.name] = &info;
     std::vector<std::string> missing;
     for (const ExpectedTensor& tensor : expected_) {
-      const auto it = resolution.file_name.find(tensor.name);
-      if (it == resolution.file_name.end()) {
+      const auto it = resolution.found.find(tensor.name);
+      if (it == resolution.found.end()) {
         missing.push_back(tensor.name);
         continue;
       }
-      const TensorInfo& info = *infos.at(it->second);
+      const TensorInfo& info = *it->second;
       if (info.shape != tensor.shape)
         damaged(info.name, "tensor \"" + info.name + "\" has shape " + shape_text(info.shape),
                 shape_text(tensor.shape) + " for this config.json");
@@ -89,9 +87,10 @@ class Resolver {
                      "use the unquantised one or a GGUF file"});
     }
     if (missing.empty()) return;
-    const bool head = missing.size() == 1 && missing.front() == head_;
+    const std::string head_name = name_of(family_.tensors, Part::kHead);
+    const bool head = missing.size() == 1 && missing.front() == head_name;
     damaged("",
-            head ? "no tensor \"" + head_ + "\", and config.json says that the head is not tied to the embedding"
+            head ? "no tensor \"" + head_name + "\", and config.json says that the head is not tied to the embedding"
                  : std::to_string(missing.size()) + " tensors are missing: " + some(missing),
             head ? "the head's weight, or tie_word_embeddings true" : "all tensors of family " + family_.name);
   }
@@ -110,9 +109,7 @@ class Resolver {
   }
 
   static std::string some(const std::vector<std::string>& names) {
-    std::string text;
-    for (size_t i = 0; i < names.size() && i < 4; ++i) text += (i ? ", " : "") + names[i];
-    return names.size() > 4 ? text + ", …" : text;
+    return names.size() > 4 ? join(std::span(names).first(4)) + ", …" : join(names);
   }
 
   const Checkpoint& checkpoint_;
@@ -120,7 +117,6 @@ class Resolver {
   const ModelConfig& config_;
   const std::vector<ExpectedTensor>& expected_;
   std::set<std::string> names_;
-  std::string head_;
 };
 
 c10::Device device_of(const ExpectedTensor& tensor, const devices::PlacementPlan& plan) {
@@ -158,8 +154,7 @@ void tie_head(Model::State& state, const Resolution& resolution) {
     state.weights.at(embedding_name).copy = head;
   }
   state.top[Part::kHead].weight = head;
-  for (const TensorSpec& spec : state.family->tensors)
-    if (spec.part == Part::kHead && !is_bias(spec)) state.synonyms.emplace(spec.name, embedding_name);
+  state.synonyms.emplace(name_of(state.family->tensors, Part::kHead), embedding_name);
   for (const std::string& duplicate : resolution.head_duplicates) state.synonyms.emplace(duplicate, embedding_name);
 }
 
@@ -201,7 +196,7 @@ Model load_model(std::shared_ptr<const Checkpoint> checkpoint, const LoadOptions
   state->dtype = options.dtype;
   const at::NoGradGuard no_grad;
   for (const ExpectedTensor& tensor : expected) {
-    const std::string& name = resolution.file_name.at(tensor.name);
+    const std::string& name = resolution.found.at(tensor.name)->name;
     const at::Tensor value = checkpoint->read(name).to(options.dtype).contiguous();
     refuse_non_finite(value, name, *checkpoint);
     const at::Tensor placed = devices::route_to(value, device_of(tensor, state->plan), devices::Purpose::kWeight);
@@ -264,7 +259,6 @@ static void rename_gpus(devices::PlanRequest& request) {
   const auto rename = [](c10::Device& device) {
     if (device.is_cuda()) device = {devices::kSimulated, device.index()};
   };
-  rename(request.map.device);
   for (auto& [module, device] : request.map.modules) rename(device);
   for (auto& [device, bytes] : request.max_memory.limits) rename(device);
 }

@@ -83,8 +83,7 @@ std::shared_ptr<const Checkpoint> open_checkpoint(const std::string& path_or_nam
   if (fs::is_directory(path, ignored)) return std::make_shared<detail::HfCheckpoint>(path);
   if (fs::exists(path, ignored)) {
     if (lower(path.extension().string()) == ".gguf") return open_gguf_checkpoint(path);
-    const std::string kind = path.extension().string();
-    const bool pickle = kind == ".bin" || kind == ".pt" || kind == ".pth" || kind == ".ckpt";
+    const bool pickle = detail::is_pickle(path);
     throw Error(
         ErrorClass::kUnsupported,
         {path.string(),

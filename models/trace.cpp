@@ -269,8 +269,7 @@ std::vector<NextToken> Model::next_tokens(const Prompts& prompt, int64_t count) 
   if (count < 1) refuse({"next_tokens", "count " + std::to_string(count), "at least 1", ""});
   const at::NoGradGuard no_grad;
   const TokenBatch batch = batch_of(*this, prompt, nullptr);
-  ForwardOptions options;
-  options.logit_tokens = {{batch.token(0, -1)}};
+  const ForwardOptions options{.logit_tokens = {{batch.token(0, -1)}}};
   const at::Tensor logits = devices::to_host(forward(batch, options).needed_logits()[0]).to(at::kDouble);
   if (!at::isfinite(logits).all().item<bool>())
     throw Error(ErrorClass::kNumeric, {"next_tokens", "logits that are not finite", "finite weights and hooks",

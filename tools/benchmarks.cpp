@@ -44,13 +44,6 @@ double gemm_peak(at::ScalarType dtype, c10::Device device, int64_t size, bool as
   return best;
 }
 
-std::string processor() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);)
-    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
-  return "unknown";
-}
-
 double load() {
   double one = 0;
   std::ifstream("/proc/loadavg") >> one;
@@ -126,8 +119,8 @@ class SyntheticBench {
   }
 
   Measure optimise(const std::vector<editors::TargetProblem>& problems, editors::Engine engine,
-                   const ComputeChoice& compute) {
-    const editors::EditContext context{{.engine = engine, .compute_dtype = compute.dtype, .tf32 = compute.tf32},
+                   const editors::EditSettings& compute) {
+    const editors::EditContext context{{.engine = engine, .compute_dtype = compute.compute_dtype, .tf32 = compute.tf32},
                                        {.cancel = common_.cancel, .progress = common_.progress, .log = common_.log}};
     return measured(model_, [&] { (void)editors::optimise_targets(model_, problems, spec_, context); });
   }
@@ -147,10 +140,10 @@ class SyntheticBench {
     if (options_.reference_facts > 0 && options_.reference_facts < options_.facts)
       phases["targets"]["reference_measured_on"] = options_.reference_facts;
     const auto& compute = options_.compute;
-    if (compute.plain) return;
+    if (compute.plain_arithmetic(model_)) return;
     const Measure narrow = optimise(all, editors::Engine::kFast, compute);
-    const double peak = peaks_[compute.dtype == at::kBFloat16 ? "bfloat16" : "float32"];
-    phases["targets_" + compute.name] = phase_document(reference, narrow, peak, options_.facts);
+    const double peak = peaks_[compute.compute_dtype == at::kBFloat16 ? "bfloat16" : "float32"];
+    phases["targets_" + compute.arithmetic_name(model_)] = phase_document(reference, narrow, peak, options_.facts);
   }
 
   // Those of one layer, of all rows.
@@ -245,7 +238,7 @@ ordered_json describe_machine(const models::Model& model) {
   const c10::Device device = model.placement().layers.front();
   const int64_t size = device.is_cuda() ? 8192 : 1536;
   const double plain = gemm_peak(at::kFloat, device, size, false), best = gemm_peak(at::kFloat, device, size, true);
-  return {{"cpu", processor()},
+  return {{"cpu", devices::visible_devices().front().name},
           {"cores", static_cast<int64_t>(std::thread::hardware_concurrency())},
           {"threads", at::get_num_threads()},
           {"load", load()},

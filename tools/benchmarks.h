@@ -32,7 +32,7 @@ struct SyntheticOptions {
   int64_t statistics_tokens = 4096;
   bool targets = true, statistics = true;  ///< what is timed; targets with keys and insertion
   int64_t solve_width = 8192;              ///< widest keys whose systems are solved
-  ComputeChoice compute;                   ///< also with this arithmetic, where it is not the model's own
+  editors::EditSettings compute;           ///< also with its arithmetic, where that is not the model's own
   std::vector<int64_t> growth;             ///< numbers of facts
   uint64_t seed = 0;
 };

@@ -155,19 +155,22 @@ std::string at_odds(const CLI::App& app, const Options& options) {
   return "";
 }
 
+bool repeats(const Option& option) {
+  return std::visit(
+      [](const auto& slot) {
+        return requires {
+          slot->emplace_back();
+        };
+      },
+      option.value);
+}
+
 // In our words, where the parser's are about its own counting.
 std::string complaint(const CLI::ParseError& error, const CLI::App& app, const Options& options) {
   if (error.get_exit_code() != static_cast<int>(CLI::ExitCodes::ArgumentMismatch)) return error.what();
   for (const Option& option : options.all()) {
-    const bool repeats = std::visit(
-        [](const auto& slot) {
-          return requires {
-            slot->emplace_back();
-          };
-        },
-        option.value);
     const auto times = app.get_option(option.spellings()[0])->count();
-    if (repeats || option.is_flag() || times < 2) continue;
+    if (repeats(option) || option.is_flag() || times < 2) continue;
     return option.spellings()[0] + " is given " + (times == 2 ? "twice" : std::to_string(times) + " times") +
            "; give it once";
   }
@@ -293,18 +296,20 @@ static std::string name_of(const std::string& word) {
   return word.substr(0, word.find('='));
 }
 
-// Of the line that a folder keeps, without what names places to write elsewhere: the folder may be somebody else's.
-static std::vector<std::string> within_folder(const std::vector<std::string>& words,
-                                              std::vector<std::string>& left_out) {
+// Words of a command line without the options whose names `leave` picks, and without their values.
+static std::vector<std::string> without(const std::vector<std::string>& words, const Options& options,
+                                        const std::function<bool(const std::string&)>& leave) {
   std::vector<std::string> kept;
   for (size_t i = 0; i < words.size(); ++i) {
     const std::string name = name_of(words[i]);
-    if (!writes_beside(name)) {
+    const Option* option = name.starts_with("--") ? options.find(name) : nullptr;
+    if (!option || !leave(name)) {
       kept.push_back(words[i]);
       continue;
     }
-    left_out.push_back(name);
-    if (name == words[i]) ++i;  // its value
+    if (option->is_flag() || name != words[i]) continue;
+    ++i;  // its value
+    while (repeats(*option) && i + 1 < words.size() && !words[i + 1].starts_with("--")) ++i;
   }
   return kept;
 }
@@ -323,10 +328,17 @@ static int run_verb(const Verb& verb, const std::vector<std::string>& words, con
     command.run = [error](Common&) -> int { throw error; };
   }
   if (earlier.empty()) return run_command(command, command_line);
-  // What stands in the earlier line goes under what was given.
+  // What stands in the earlier line goes under what was given, without what names places to write elsewhere: the folder
+  // may be somebody else's.
+  const auto among = [](const std::vector<std::string>& given, const std::string& name) {
+    return std::ranges::count(given, name, name_of) > 0;
+  };
   std::vector<std::string> left_out;
-  const auto before = within_folder(verb_words({earlier.begin() + 1, earlier.end()}), left_out);
-  std::erase_if(left_out, [&](const auto& name) { return std::ranges::count(words, name, name_of) > 0; });
+  const auto before =
+      without(verb_words({earlier.begin() + 1, earlier.end()}), command.options, [&](const std::string& name) {
+        if (writes_beside(name) && !among(words, name)) left_out.push_back(name);
+        return writes_beside(name);
+      });
   if (!left_out.empty())
     command.run = [left_out, run = std::move(command.run)](Common& common) {
       const bool one = left_out.size() == 1;
@@ -341,7 +353,13 @@ static int run_verb(const Verb& verb, const std::vector<std::string>& words, con
     declare(again, command.options, words);
     if (const auto status = parse(again, command.options, line, usage)) return *status;
   }
-  return run_command(command, earlier);
+  // What is told of the run: the line that it began with, and what is not as it was then.
+  const auto now =
+      without(words, command.options, [](const auto& name) { return name == "--out" || name == "--resume"; });
+  auto line = without(before, command.options, [&](const std::string& name) { return among(now, name); });
+  line.insert(line.begin(), earlier[0]);
+  line.insert(line.end(), now.begin(), now.end());
+  return run_command(command, line);
 }
 
 // A closed one of descriptors 0 to 2 would be given to the next file that is opened, and output would go into that.

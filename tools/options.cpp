@@ -4,6 +4,7 @@
 #include <emend/core/error.h>
 #include <emend/core/mapped.h>
 #include <emend/core/text.h>
+#include <emend/editors/packs/ledger.h>
 #include <emend/editors/registry.h>
 #include <emend/editors/steps/statistics.h>
 #include <emend/workflow/save_formats.h>
@@ -81,6 +82,24 @@ void add_model_options(Options& o, ModelOptions& options) {
            {.type = "DTYPE"});
 }
 
+void add_pack_option(Options& o, std::vector<std::string>& packs, const std::string& what) {
+  o.group("Model").add("--pack", &packs, what, {.type = "FILE"});
+}
+
+void add_base_options(Options& o, editors::ApplyPackOptions& options, const std::string& force_help) {
+  o.add("--force", &options.force, force_help)
+      .add("--accept-base", &options.accepted_bases,
+           "accept packs for the model with this fingerprint (8 digits or more): the same model in another form",
+           {.type = "FINGERPRINT", .digits = 8})
+      .add("--allow-conflicts", &options.allow_conflicts,
+           "put packs together that do not go together (one question with two answers, a fact in both, …)");
+}
+
+void warn_of_replaced(const std::string& folder, const Log& log) {
+  if (const auto gone = editors::lineage_of(folder).edits; !gone.empty())
+    log.warning("model.replaced", folder + " is replaced, and with it its edits " + join(gone));
+}
+
 void add_compute_option(OptionGroup group, std::string& text, const std::string& shown) {
   group.add("--compute-dtype", &text,
             "arithmetic of the frozen layers while targets are optimised: float32, bfloat16, auto (bfloat16 where the "
@@ -121,11 +140,6 @@ models::Model load_named(const ModelOptions& options, const Common& common) {
 models::Model load_named(std::shared_ptr<const models::Checkpoint> checkpoint, const ModelOptions& options,
                          const Common& common) {
   return models::load_placed(std::move(checkpoint), place_options(options, common.log));
-}
-
-ComputeChoice chosen_compute(const std::string& text, editors::Engine engine, const models::Model& model) {
-  const auto settings = editors::make_settings({.engine = engine, .compute_dtype = text}, model);
-  return {settings.compute_dtype, settings.tf32, settings.arithmetic_name(model), settings.plain_arithmetic(model)};
 }
 
 namespace {

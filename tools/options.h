@@ -1,12 +1,14 @@
-// The options that several verbs share: which model and where it goes, which facts, what is measured, how facts are
-// edited.
+// The options that several verbs share: which model and where it goes, which packs and facts, what is measured, how
+// facts are edited.
 #pragma once
 
 #include <emend/editors/editor.h>
+#include <emend/editors/packs/pack.h>
 #include <emend/models/checkpoint.h>
 #include <emend/models/model.h>
 #include <emend/workflow/documents.h>
 #include <emend/workflow/inputs.h>
+#include <emend/workflow/packs.h>
 
 #include <filesystem>
 #include <optional>
@@ -20,7 +22,7 @@ using workflow::FactOptions;
 using workflow::MetricOptions;
 using workflow::metrics_table;
 using workflow::ModelOptions;
-using workflow::parse_dtype;
+using workflow::Packs;
 using workflow::place_options;
 using workflow::RunOptions;
 
@@ -38,20 +40,17 @@ void add_model_options(Options& o, ModelOptions& options);
 [[nodiscard]] models::Model load_named(std::shared_ptr<const models::Checkpoint> checkpoint,
                                        const ModelOptions& options, const Common& common);
 
+/// Adds --pack.
+void add_pack_option(Options& o, std::vector<std::string>& packs,
+                     const std::string& what = "apply this edit pack first (repeatable)");
+/// Adds --force (with this help), --accept-base and --allow-conflicts.
+void add_base_options(Options& o, editors::ApplyPackOptions& options, const std::string& force_help);
+/// Says which edits in force go with a model that is to be replaced.
+void warn_of_replaced(const std::string& folder, const Log& log);
+
 /// Adds --compute-dtype: in which arithmetic the frozen layers run. `text` keeps what was given: auto, float32, tf32 or
 /// bfloat16; `shown`: what the help says instead of its default.
 void add_compute_option(OptionGroup group, std::string& text, const std::string& shown = "");
-
-struct ComputeChoice {
-  std::optional<at::ScalarType> dtype;  ///< EditSettings::compute_dtype
-  bool tf32 = false;                    ///< EditSettings::tf32
-  std::string name;                     ///< for documents: "float32", "tf32", "bfloat16" or "float64"
-  bool plain = true;                    ///< the model's own arithmetic
-};
-/// auto: bfloat16 where the devices multiply it natively, for the fast engine on a float32 model; else the model's own.
-/// Throws Error(kInvalidArgument) for tf32 with another model than float32 or without a GPU, and for the reference
-/// engine with another arithmetic than the model's.
-[[nodiscard]] ComputeChoice chosen_compute(const std::string& text, editors::Engine engine, const models::Model& model);
 
 /// `unless`: an option with which --facts is not required.
 void add_fact_options(Options& o, FactOptions& options, bool required, const std::string& unless = "");

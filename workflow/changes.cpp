@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <mutex>
 #include <optional>
-#include <set>
 
 namespace emend::workflow {
 
@@ -64,6 +63,7 @@ Changes::~Changes() {
   transaction_->commit();
   order_->kept = order_->kept || !since_.empty();
   if (since_.empty()) order_->packs.erase(pack_);  // a pack beside the weights ends with its hooks
+  if (!since_.empty()) order_->packs.merge(made_);
   std::erase(order_->parties, this);
   std::erase_if(order_->steps, [&](const auto& step) { return step.by == this && !step.delta; });
   for (auto& step : order_->steps)
@@ -98,12 +98,17 @@ static std::string identity(const editors::EditPack& pack) {
 void Changes::put_in(const editors::EditPack& pack, const editors::ApplyPackOptions& options,
                      const std::string& where) {
   std::string id = identity(pack);
-  if (order_->packs.contains(id))
+  const auto holds = [&](const Changes* party) { return !party->since_.empty() && party->made_.contains(id); };
+  if (order_->packs.contains(id) || std::ranges::any_of(order_->parties, holds))
     refuse({where, "the edit " + (pack.id.empty() ? id.substr(0, 12) : pack.id) + " is already in force in this model",
-            "another pack", "revert it first"});
+            "another pack", "revert it first, or undo the session that made it"});
   transaction_ = editors::apply_pack(transaction_->model(), pack, options);
   order_->packs.insert(pack_ = std::move(id));
   wrote(pack.deltas);
+}
+
+void Changes::made(const editors::EditPack& pack) {
+  if (!pack.deltas.empty()) made_.insert(identity(pack));  // what lies beside the weights may act twice
 }
 
 // What was kept and not changed, or put back, is no change.
@@ -148,6 +153,7 @@ void Changes::take_out() {
   std::erase_if(order_->steps, [&](const auto& step) { return step.by == this; });
   transaction_->commit();  // lets the originals go
   since_.clear();
+  made_.clear();
   order_->packs.erase(pack_);
 }
 

@@ -9,6 +9,7 @@
 
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 
@@ -30,10 +31,12 @@ class Changes {
   ~Changes();
 
   /// Writes a pack; the only change of this party. Throws what apply_pack throws, and Error(kInvalidArgument) naming
-  /// `where` if the same pack is in force.
+  /// `where` if the same pack is in force, or one that a party has made of its own changes (made).
   void put_in(const editors::EditPack& pack, const editors::ApplyPackOptions& options, const std::string& where);
   /// Has to be said after every use of transaction(): the deltas that were written and kept.
   void wrote(std::span<const editors::WeightDelta> deltas);
+  /// Has to be said of a pack that was made of what this party wrote: it is in force as long as that is.
+  void made(const editors::EditPack& pack);
   /// The weights are as if this party had never been there; a second time there is nothing left to do. Originals come
   /// back bit for bit, and what others wrote since is added to them again.
   void take_out();
@@ -52,6 +55,7 @@ class Changes {
   std::unique_ptr<editors::EditTransaction> transaction_;
   std::map<std::string, int64_t> since_;  // weight → place of its original in the order
   std::string pack_;                      // put_in: what tells packs apart
+  std::set<std::string> made_;            // the same of packs of its own changes
 };
 
 }  // namespace emend::workflow

@@ -330,7 +330,7 @@ nlohmann::ordered_json results_document(const RunRecord& record, const RunOption
   document["compute_dtype"] = record.compute_dtype;
   document["metrics"] = metrics_document(record);
   for (const auto& [phase, seconds] : record.seconds) document["seconds"][phase] = rounded(seconds, 3);
-  document["peak_bytes"] = peak_bytes(model);
+  document["peak_bytes"] = record.peak_bytes;
   const int64_t said = record.count(Verdict::kSaid), not_said = record.count(Verdict::kNotSaid);
   document["edits"] = {
       {"applied", said + not_said}, {"said", said}, {"not_said", not_said}, {"failed", record.count(Verdict::kFailed)}};

@@ -82,6 +82,7 @@ struct RunRecord {
   nlohmann::json statistics;                    ///< StatisticsProvider::describe()
   nlohmann::json transfers;
   std::map<std::string, double> seconds;  ///< a phase
+  nlohmann::ordered_json peak_bytes;      ///< by device, of the process since the last run in it began
   std::vector<std::string> weights_changed;
   int64_t spare_neurons = 0;                                                ///< that every MLP got before the edit
   std::map<std::string, std::string> files;                                 ///< what → path, in the order to print

@@ -5,6 +5,7 @@
 #include <emend/core/text.h>
 #include <emend/devices/route.h>
 #include <emend/devices/runtime.h>
+#include <emend/editors/registry.h>
 #include <emend/editors/steps/locate.h>
 #include <emend/evaluation/health.h>
 #include <emend/evaluation/report.h>
@@ -52,6 +53,7 @@ Run::~Run() {
 
 void Run::open() {
   began_ = now();
+  for (const auto& info : devices::visible_devices()) devices::reset_peak_memory(info.device);
   record_.started = utc_text(std::time(nullptr));
   const PhaseTimer timer(record_.seconds, "load");
   const bool load = model_ == nullptr;
@@ -92,10 +94,13 @@ void Run::open() {
     options_.model.dtype = dtype_name(model_->dtype());
   }
   for (const auto& format : save_formats())
-    if (options_.saves(format.name)) check_form(format, *model_, options_.editor);
+    if (options_.saves(format.name) && format.check) format.check(*model_, setting("save"));
   session_ = std::make_unique<Session>(*model_, options_, lent_);
-  for (const auto& format : save_formats())
-    if (options_.saves(format.name)) session_->require_alone(format);
+  for (const auto& format : save_formats()) {
+    if (!options_.saves(format.name)) continue;
+    check_form(format, *model_, options_.editor, session_->editor().hparams());
+    session_->require_alone(format);
+  }
   facts_ = check_request(std::move(facts_), *model_, options_, lent_, record_.findings);
   record_.hparams = session_->editor().hparams();
   record_.compute_dtype = session_->compute_dtype();
@@ -136,7 +141,7 @@ void Run::open_folder(const models::Checkpoint& checkpoint) {
 
 size_t Run::batch_size() const {
   if (options_.batch_size > 0) return static_cast<size_t>(options_.batch_size);
-  const bool together = session_->editor().is_batch_editor() && !options_.single();
+  const bool together = editors::find_editor(options_.editor).batch && !options_.single();
   return together ? std::max<size_t>(1, facts_.facts.size()) : 1;
 }
 
@@ -198,6 +203,7 @@ void Run::work() {
   evaluate_after();
   if (folder_) save_outputs();
   record_.seconds["total"] = now() - began_;
+  record_.peak_bytes = peak_bytes(*model_);
   if (folder_) {
     write_documents();
     checkpoint_->remove();
@@ -318,8 +324,8 @@ void Run::finished(const Batch& batch) {
 void Run::edit_batch(size_t begin, size_t end) {
   lent_.cancel.check("edit");
   const std::span<const datasets::Fact> facts(facts_.facts.data() + begin, end - begin);
-  const Batch& batch =
-      options_.single() ? session_->edit_alone(facts, [&] { judge_alone(begin, end); }) : session_->edit(facts);
+  const auto judge = [&] { judge_alone(begin, end); };
+  const Batch& batch = session_->edit(facts, options_.single() ? judge : std::function<void()>());
   finished(batch);
   lent_.log.event(LogLevel::kInfo, "edit.batch",
                   (batch.failed() < std::ssize(facts) ? "edited facts " : "could not edit facts ") +
@@ -472,7 +478,7 @@ void Run::write_documents() {
   folder_->write_json("report.json", report.extras);
   const auto document = results();
   report.results = document;
-  evaluation::write_report(*folder_ / "report.html", report);
+  write_file(*folder_ / "report.html", evaluation::render_report(report));
   write_file(*folder_ / "metrics.csv", evaluation::metrics_csv(report.results));
   record_.files["report"] = (*folder_ / "report.html").string();
   record_.files["results"] = (*folder_ / "results.json").string();

@@ -101,10 +101,11 @@ static void check_protocol(const RunOptions& options, const std::vector<std::str
 }
 
 // A form that this model or its edit by this editor has not.
-void check_form(const SaveFormat& format, const models::Model& model, const std::string& editor) {
+void check_form(const SaveFormat& format, const models::Model& model, const std::string& editor,
+                const nlohmann::json& hparams) {
   if (format.check) format.check(model, setting("save"));
   const auto& info = editors::find_editor(editor);
-  if (format.adapter && info.changes_vectors && info.changes_vectors(model))
+  if (format.adapter && info.changes_vectors && info.changes_vectors(model, hparams))
     throw Error(ErrorClass::kUnsupported,
                 {setting("save", format.name), editor + " changes biases or norms of this model",
                  "a change of matrices alone", "save pack, model or gguf"});
@@ -206,6 +207,8 @@ int64_t room_to_add(const RunOptions& options, const models::Checkpoint& checkpo
   }
   const auto& editor = editors::find_editor(options.editor);
   if (!editor.neurons || !as_folder || edited) return 0;
+  const auto config = models::parse_config(checkpoint.config(), checkpoint.path().string());
+  if (!config.no_edit_site.empty()) return 0;  // experts: the editor says so itself
   const auto hparams = editor.effective(find_hparams(options.editor, options.hparams, options.set, checkpoint), Log());
   constexpr int64_t kBlock = 32;
   int64_t lacking = 0;

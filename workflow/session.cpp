@@ -91,16 +91,7 @@ Session::Session(models::Model& model, std::unique_ptr<editors::Editor> editor, 
 
 Session::~Session() = default;
 
-const Batch& Session::edit(std::span<const datasets::Fact> facts) {
-  return put(facts, {});  // nobody judges it: it stays
-}
-
-const Batch& Session::edit_alone(std::span<const datasets::Fact> facts, const std::function<void()>& judge) {
-  if (!judge) refuse({"edit_alone", "nobody who judges", "a function", "edit() writes what is to stay"});
-  return put(facts, judge);
-}
-
-const Batch& Session::put(std::span<const datasets::Fact> facts, const std::function<void()>& judge) {
+const Batch& Session::edit(std::span<const datasets::Fact> facts, const std::function<void()>& judge) {
   for (const auto& fact : facts) datasets::validate(fact);
   devices::return_host_memory();
   Batch result;
@@ -277,7 +268,7 @@ std::vector<editors::WeightDelta> Session::deltas() const {
     for (const auto& layer : batch.layers) layers[layer.weight] = layer.layer;
   for (const auto& weight : changes_.transaction().changed())
     all.push_back(
-        editors::weight_change(changes_.transaction(), weight, layers.contains(weight) ? layers[weight] : -1).delta);
+        editors::weight_change(changes_.transaction(), weight, layers.contains(weight) ? layers[weight] : -1));
   return all;
 }
 
@@ -329,7 +320,7 @@ void Session::save(const std::string& form, const std::filesystem::path& out) {
   (void)format.write({.model = model_, .pack = whole, .out = out, .edited = &transaction(), .lent = lent_});
 }
 
-editors::EditPack Session::pack() const {
+editors::EditPack Session::pack() {
   Batch whole;
   whole.editor = editor_->name();
   whole.hparams = editor_->hparams();
@@ -351,10 +342,11 @@ editors::EditPack Session::pack() const {
     pack.extra["dtype"] = c10::toString(model_.dtype());
     pack.extra["survived"] = survived_by_weight(results_);
   }
+  changes_.made(pack);
   return pack;
 }
 
-void Session::save_pack(const std::filesystem::path& path) const {
+void Session::save_pack(const std::filesystem::path& path) {
   models::require_apart(path, model_.checkpoint().path());
   write_pack(path, pack(), lent_.log);
 }

@@ -43,10 +43,9 @@ class Session {
   /// Writes one batch of facts into the model. Same promises as Editor::edit. Where the collapse guard raises an alarm,
   /// options.on_collapse decides: a batch that is taken back has failed facts and no deltas, and after "stop" nothing
   /// more is edited; "revert" undoes everything and throws Error(kNumeric). The result is valid until the next call.
-  const Batch& edit(std::span<const datasets::Fact> facts);
-  /// The same, and taken back: `judge`, which has to be given, is called while the edit is in force (also for one that
-  /// the guard took back), then every byte comes back. It is no part of deltas(), pack() and what is saved.
-  const Batch& edit_alone(std::span<const datasets::Fact> facts, const std::function<void()>& judge);
+  /// With a `judge` the edit is alone: that is called while it is in force (also for one that the guard took back),
+  /// then every byte comes back. It is no part of deltas(), pack() and what is saved.
+  const Batch& edit(std::span<const datasets::Fact> facts, const std::function<void()>& judge = {});
   /// To be called once after the last batch: editors that correct the sum of all changes (PRUNE) do it here. Null where
   /// there is nothing to do.
   const Batch* finish();
@@ -62,7 +61,7 @@ class Session {
   /// Calls `work` while one batch of the single protocol is in force once more.
   void during(const Batch& batch, const std::function<void()>& work);
 
-  /// Of every batch, also of those of edit_alone().
+  /// Of every batch, also of those that were judged and taken back.
   [[nodiscard]] const std::vector<Batch>& results() const noexcept { return results_; }
   [[nodiscard]] const std::vector<evaluation::GuardReading>& readings() const noexcept { return readings_; }
   [[nodiscard]] bool stopped() const noexcept { return stopped_; }  ///< by the collapse guard
@@ -82,10 +81,10 @@ class Session {
   void save(const std::string& form, const std::filesystem::path& out);
   /// The change so far: the batches' deltas, or one a weight after forget_deltas().
   [[nodiscard]] std::vector<editors::WeightDelta> deltas() const;
-  /// The same as a pack.
-  [[nodiscard]] editors::EditPack pack() const;
+  /// The same as a pack, which no party (Changes) puts on top of it.
+  [[nodiscard]] editors::EditPack pack();
   /// Throws Error(kIo), and as save() for a place that the model is read from.
-  void save_pack(const std::filesystem::path& path) const;
+  void save_pack(const std::filesystem::path& path);
   /// The facts as they are to be asked now: editors that speak through the prompt (IKE) stand in front of it.
   [[nodiscard]] datasets::FactSet asked(datasets::FactSet facts) const {
     return evaluation::asked(std::move(facts), front());
@@ -103,7 +102,6 @@ class Session {
 
  private:
   class Scope;
-  const Batch& put(std::span<const datasets::Fact> facts, const std::function<void()>& judge);
   void forget();
   void write_into(Scope& scope, Batch& result, std::span<const datasets::Fact> facts,
                   const std::function<void()>& judge);

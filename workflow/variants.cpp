@@ -4,7 +4,6 @@
 #include <emend/core/setting.h>
 #include <emend/core/sha256.h>
 #include <emend/core/text.h>
-#include <emend/devices/runtime.h>
 #include <emend/editors/registry.h>
 #include <emend/evaluation/quality.h>
 #include <emend/models/checkpoint.h>
@@ -229,7 +228,6 @@ void run_one(const Variant& variant, const Comparison& comparison, Handles lent)
   auto options = options_of(variant, comparison.common);
   const fs::path folder = options.out;
   lent.command_line = command_of(variant, options, comparison.command);
-  for (const auto& info : devices::visible_devices()) devices::reset_peak_memory(info.device);
   const bool begun = fs::exists(folder / "checkpoint");
   bool opened = false;
   const auto failed = [&](const Error& error) {

@@ -35,7 +35,7 @@ std::string Fields::text(const char* key) {
   const nlohmann::json& value = raw(key);
   if (value.is_null() && !object_.contains(key)) lacks(key, "a string");
   if (!value.is_string()) fail(key, kind_of(value), "a string");
-  if (blank(value.get_ref<const std::string&>())) fail(key, "blank", "a string with text in it");
+  if (says_nothing(value.get_ref<const std::string&>())) fail(key, "blank", "a string with text in it");
   return value.get<std::string>();
 }
 
@@ -63,13 +63,13 @@ std::vector<std::string> Fields::texts(const char* key) {
   std::vector<std::string> result;
   if (value.is_null()) return result;
   if (value.is_string()) {
-    if (!blank(value.get_ref<const std::string&>())) result.push_back(value.get<std::string>());
+    if (!says_nothing(value.get_ref<const std::string&>())) result.push_back(value.get<std::string>());
     return result;
   }
   if (!value.is_array()) fail(key, kind_of(value), "a list of strings");
   for (size_t i = 0; i < value.size(); ++i) {
     if (!value[i].is_string()) fail(std::string(key) + "[" + std::to_string(i) + "]", kind_of(value[i]), "a string");
-    if (!blank(value[i].get_ref<const std::string&>())) result.push_back(value[i].get<std::string>());
+    if (!says_nothing(value[i].get_ref<const std::string&>())) result.push_back(value[i].get<std::string>());
   }
   return result;
 }
@@ -204,21 +204,25 @@ bool any_has(const std::vector<nlohmann::json>& rows, std::initializer_list<cons
   });
 }
 
-bool read_core(Fields& fields, const char* prompt_key, const char* target_key, Fact& fact, ParsedRow& row) {
+std::string read_core(Fields& fields, const char* prompt_key, const char* target_key, Fact& fact) {
   fact.case_id = fields.integer_or("case_id", kNoCaseId);
   fact.subject = trim(fields.text("subject"));
   fact.prompt = slot_prompt(fields.text(prompt_key), fact.subject, fields, prompt_key);
   fields.keep({"target_new_aliases"});
   if (!fields.value().contains(target_key)) fields.lacks(target_key, "the new answer, a string");
   std::vector<std::string> targets = fields.answers(target_key);
-  if (targets.empty()) {
-    row.skipped = std::string("\"") + target_key + "\" is blank";
-    return false;
-  }
+  if (targets.empty()) return std::string("\"") + target_key + "\" is blank";
   fact.target_new = std::move(targets.front());
   targets.erase(targets.begin());
   if (!targets.empty()) fact.extra["target_new_aliases"] = targets;
-  return true;
+  return "";
+}
+
+ParsedRow one_fact(Fact fact, const Fields& fields) {
+  fact.extra.update(fields.rest());
+  ParsedRow row;
+  row.facts.push_back(std::move(fact));
+  return row;
 }
 
 void keep_id(const Fields& fields, const char* key, Fact& fact) {
@@ -248,26 +252,32 @@ void read_prompt_lists(Fields& fields, Fact& fact) {
   for (const auto& list : kPromptLists) fact.*list.member = fields.texts(list.key);
 }
 
-/// One {prompt, ground_truth} object; both may be parallel lists.
+void add_probes(const Fields& fields, const nlohmann::json& prompts, const std::string& prompts_name,
+                const nlohmann::json& answers, const std::string& answers_name, std::vector<Probe>& probes) {
+  const auto add = [&](const nlohmann::json& prompt, const nlohmann::json& answer, const std::string& suffix) {
+    if (!prompt.is_string()) fields.fail(prompts_name + suffix, kind_of(prompt), "a string");
+    Probe probe{prompt.get<std::string>(), fields.answers_of(answer, answers_name + suffix)};
+    if (!says_nothing(probe.prompt) && !probe.answers.empty()) probes.push_back(std::move(probe));
+  };
+  if (prompts.is_string()) return add(prompts, answers, "");
+  if (!prompts.is_array()) fields.fail(prompts_name, kind_of(prompts), "a string or a list of strings");
+  if (!answers.is_array() || answers.size() != prompts.size())
+    fields.fail(answers_name, kind_of(answers), "a list as long as " + prompts_name.substr(prompts_name.rfind('.') + 1),
+                "give one answer for each prompt");
+  for (size_t i = 0; i < prompts.size(); ++i) add(prompts[i], answers[i], "[" + std::to_string(i) + "]");
+}
+
+/// One {prompt, ground_truth} object.
 static void read_probe_object(const Fields& fields, const nlohmann::json& value, const std::string& name,
                               std::vector<Probe>& probes) {
   if (!value.is_object()) fields.fail(name, kind_of(value), "an object with prompt and ground_truth");
-  Fields probe_fields = fields.within(value, name);
-  if (!value.contains("prompt")) probe_fields.lacks("prompt", "a string");
-  const nlohmann::json& prompt = probe_fields.raw("prompt");
-  const nlohmann::json& given = probe_fields.raw("ground_truth");
-  const nlohmann::json& truth = given.is_null() ? probe_fields.raw("answers") : given;  // as to_json(Fact) has them
-  (void)probe_fields.rest(false);
-  const auto add = [&](const nlohmann::json& one, const nlohmann::json& answer, const std::string& suffix) {
-    if (!one.is_string()) fields.fail(name + ".prompt" + suffix, kind_of(one), "a string");
-    Probe probe{one.get<std::string>(), fields.answers_of(answer, name + ".ground_truth" + suffix)};
-    if (!blank(probe.prompt) && !probe.answers.empty()) probes.push_back(std::move(probe));
-  };
-  if (prompt.is_string()) return add(prompt, truth, "");
-  if (!prompt.is_array()) fields.fail(name + ".prompt", kind_of(prompt), "a string or a list of strings");
-  if (!truth.is_array() || truth.size() != prompt.size())
-    fields.fail(name + ".ground_truth", kind_of(truth), "a list as long as prompt", "give one answer for each prompt");
-  for (size_t i = 0; i < prompt.size(); ++i) add(prompt[i], truth[i], "[" + std::to_string(i) + "]");
+  Fields own = fields.within(value, name);
+  if (!value.contains("prompt")) own.lacks("prompt", "a string");
+  const nlohmann::json& prompt = own.raw("prompt");
+  const nlohmann::json& given = own.raw("ground_truth");
+  const nlohmann::json& truth = given.is_null() ? own.raw("answers") : given;  // as to_json(Fact) has them
+  (void)own.rest(false);
+  add_probes(fields, prompt, name + ".prompt", truth, name + ".ground_truth", probes);
 }
 
 std::map<std::string, std::vector<Probe>> read_probes(Fields& fields, const char* key) {
@@ -294,7 +304,8 @@ void read_one_hop(Fields& fields, Fact& fact) {
   Fields hop = fields.object("portability");
   const std::string question = hop.text_or("New Question");
   std::vector<std::string> answers = hop.answers("New Answer");
-  if (!blank(question) && !answers.empty()) fact.portability["one_hop"].push_back({question, std::move(answers)});
+  if (!says_nothing(question) && !answers.empty())
+    fact.portability["one_hop"].push_back({question, std::move(answers)});
   if (hop.has("Recalled Relation")) fact.extra["recalled_relation"] = hop.text_or("Recalled Relation");
   const nlohmann::json rest = hop.rest();
   for (const auto& [key, value] : rest.items()) fact.extra["portability." + key] = value;

@@ -16,9 +16,9 @@ namespace emend::datasets::detail {
 
 /// What one row gives.
 struct ParsedRow {
-  std::vector<Fact> facts;
-  std::optional<FactGroup> group;  ///< its `facts` are indices into `facts` above
-  std::string skipped;             ///< not empty: the row has no usable target, for this reason
+  std::vector<Fact> facts = {};
+  std::optional<FactGroup> group = {};  ///< its `facts` are indices into `facts` above
+  std::string skipped = {};             ///< not empty: the row has no usable target, for this reason
 };
 
 struct FactReader {
@@ -45,9 +45,11 @@ constexpr int64_t kNoCaseId = std::numeric_limits<int64_t>::min();
 
 /// True if any of the rows has all of the keys.
 [[nodiscard]] bool any_has(const std::vector<nlohmann::json>& rows, std::initializer_list<const char*> keys);
-/// case_id, prompt (slotted), subject and target_new; `target_key` names the field of the target. False, with the
-/// reason in `row.skipped`, if the target is absent or blank.
-bool read_core(Fields& fields, const char* prompt_key, const char* target_key, Fact& fact, ParsedRow& row);
+/// case_id, prompt (slotted), subject and target_new; `target_key` names the field of the target. Returns why the row
+/// is to be skipped if the target is blank.
+[[nodiscard]] std::string read_core(Fields& fields, const char* prompt_key, const char* target_key, Fact& fact);
+/// A row of one fact, which keeps what nobody asked `fields` for.
+[[nodiscard]] ParsedRow one_fact(Fact fact, const Fields& fields);
 /// A list of prompts that CounterFact rows have.
 struct PromptList {
   const char *key, *what;  ///< "paraphrase_prompts", "a paraphrase"
@@ -71,6 +73,10 @@ void keep_id(const Fields& fields, const char* key, Fact& fact);
 /// The first answer is target_true, the rest its aliases.
 void set_true_answers(Fact& fact, std::vector<std::string> answers);
 [[nodiscard]] std::vector<std::string> true_answers(const Fact& fact);
+/// Adds a prompt with its right answers, or parallel lists of both, to `probes`; those without prompt or answer are
+/// dropped. The names are for messages.
+void add_probes(const Fields& fields, const nlohmann::json& prompts, const std::string& prompts_name,
+                const nlohmann::json& answers, const std::string& answers_name, std::vector<Probe>& probes);
 /// EasyEdit's and KnowEdit's dictionaries of probes: {key: [{prompt, ground_truth}]} or {key: {prompt, ground_truth}}
 /// with strings or parallel lists. Probes without prompt or answer are dropped.
 [[nodiscard]] std::map<std::string, std::vector<Probe>> read_probes(Fields& fields, const char* key);

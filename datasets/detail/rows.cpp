@@ -143,7 +143,7 @@ std::vector<std::string> RowReader::cells() {
       if (c == '\r') ++line_;
       ++at_;
       break;
-    } else if (c == '"' && blank(row.back()) && !closed) {
+    } else if (c == '"' && says_nothing(row.back()) && !closed) {
       row.back().clear();
       quoted = true;
     } else if (c != '\r' && !(closed && is_space(c))) {
@@ -215,7 +215,7 @@ bool RowReader::next_of_table(Row& row) {
     if (at_ == text_.size()) return false;
     row.line = line_;
     values = cells();
-  } while (std::ranges::all_of(values, [](const std::string& cell) { return blank(cell); }));
+  } while (std::ranges::all_of(values, [](const std::string& cell) { return says_nothing(cell); }));
   row.value = nlohmann::json::object();
   row.broken.clear();
   if (values.size() != names_.size())
@@ -224,12 +224,12 @@ bool RowReader::next_of_table(Row& row) {
                  counted(names_.size(), "cell") + ", as in the line of names", "put text with separators into quotes"});
   const std::string target = std::ranges::count(names_, "target_new") > 0 ? "target_new" : "target";
   for (size_t i = 0; i < values.size(); ++i)
-    if (!names_[i].empty() && (!blank(values[i]) || names_[i] == target))
+    if (!names_[i].empty() && (!says_nothing(values[i]) || names_[i] == target))
       row.value[names_[i]] = value_of(names_[i], values[i], row);
   return true;
 }
 
-bool RowReader::next(Row& row) {
+bool RowReader::next_row(Row& row) {
   if (form_ == Form::kTable) return next_of_table(row);
   skip_space();
   if (done_) {
@@ -241,7 +241,7 @@ bool RowReader::next(Row& row) {
     if (text_[at_] == ']') {
       ++at_;
       done_ = true;
-      return next(row);
+      return next_row(row);
     }
     if (!first_) {
       if (text_[at_] != ',') fail(at_, "no comma before this row", "a comma between rows", "add it");
@@ -271,9 +271,9 @@ bool RowReader::next(Row& row) {
 bool RowReader::next(Row& row, const std::function<void(const BadRow&)>& bad) {
   for (;;) {
     try {
-      return next(row);
+      return next_row(row);
     } catch (const Error& error) {
-      if (form_ != Form::kLines && form_ != Form::kTable) throw;
+      if (!bad || (form_ != Form::kLines && form_ != Form::kTable)) throw;
       bad({row.line, error.what(), where(row)});
     }
   }
@@ -281,10 +281,6 @@ bool RowReader::next(Row& row, const std::function<void(const BadRow&)>& bad) {
 
 std::string trim(std::string_view text) {
   return says_nothing(text) ? "" : std::string(trimmed(text, kSpace));
-}
-
-bool blank(std::string_view text) {
-  return says_nothing(text);
 }
 
 size_t count_of(std::string_view text, std::string_view part) {
@@ -295,7 +291,7 @@ size_t count_of(std::string_view text, std::string_view part) {
 }
 
 std::string kind_of(const nlohmann::json& value) {
-  if (value.is_string()) return blank(value.get_ref<const std::string&>()) ? "blank" : "a string";
+  if (value.is_string()) return says_nothing(value.get_ref<const std::string&>()) ? "blank" : "a string";
   if (value.is_number()) return "the number " + shorten(value.dump(), 30);
   return value.is_object() ? "an object" : value.is_array() ? "a list" : value.dump();
 }

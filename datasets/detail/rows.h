@@ -3,6 +3,7 @@
 #pragma once
 
 #include <emend/core/text.h>
+#include <emend/core/utf8.h>
 #include <emend/datasets/fact.h>
 
 #include <cstdint>
@@ -32,10 +33,8 @@ struct Row {
 class RowReader {
  public:
   RowReader(std::string_view text, std::string name);
-  /// False at the end of the text.
-  bool next(Row& row);
-  /// The same, but a line of JSON or a row of a table that is none goes to `bad`.
-  bool next(Row& row, const std::function<void(const BadRow&)>& bad);
+  /// False at the end of the text. A line of JSON or a row of a table that is none goes to `bad` where that is given.
+  bool next(Row& row, const std::function<void(const BadRow&)>& bad = {});
   [[nodiscard]] bool table() const noexcept { return form_ == Form::kTable; }
   [[nodiscard]] size_t position() const noexcept { return at_; }  ///< behind the last row
   [[nodiscard]] std::string where(const Row& row) const { return place_of(name_, row.line, row.number); }
@@ -46,6 +45,7 @@ class RowReader {
                          const std::string& advice) const;
   void skip_space();
   [[nodiscard]] size_t object_end(size_t begin) const;
+  bool next_row(Row& row);
   bool next_line(Row& row);
   [[noreturn]] void refuse_row(size_t offset) const;
   [[nodiscard]] std::vector<std::string> cells();
@@ -70,10 +70,8 @@ void check_text(std::string_view text, const std::string& name);
 
 // ---- typed access to the keys of a row; every refusal names file, line and field
 
-/// "  Rome " -> "Rome". Only ASCII white space.
+/// "  Rome " -> "Rome". Of ASCII white space, and nothing where the text says nothing (core/utf8.h).
 [[nodiscard]] std::string trim(std::string_view text);
-/// True if nothing but ASCII white space.
-[[nodiscard]] bool blank(std::string_view text);
 /// Non-overlapping occurrences of `part` in `text`; 0 for an empty part.
 [[nodiscard]] size_t count_of(std::string_view text, std::string_view part);
 /// "a string", "a list", … for messages.

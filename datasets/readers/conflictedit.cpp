@@ -23,18 +23,23 @@ bool read_edit(const Fields& parent, const nlohmann::json& value, const std::str
     return false;
   }
   fact.target_new = targets.front();
-  if (edit.has("object")) {
+  const auto keep = [&](Fields& from, const char* key, const char* name) {
+    if (const auto& value = from.raw(key); !value.is_null()) fact.extra[name] = value;
+  };
+  if (!edit.raw("object").is_null()) {
     Fields object = edit.object("object");
     set_true_answers(fact, object.answers("label"));
-    if (object.has("id")) fact.extra["target_true_id"] = object.raw("id");
+    keep(object, "id", "target_true_id");
+    (void)object.rest(false);
   }
   fact.relation_id = relation.text_or("id");
   std::string query = relation.text_or("query");
   if (const size_t slot = query.find("{}"); slot != std::string::npos)
     fact.paraphrase_prompts.push_back(query.replace(slot, 2, fact.subject));
-  if (relation.has("label")) fact.extra["relation_label"] = relation.raw("label");
-  if (subject.has("id")) fact.extra["subject_id"] = subject.raw("id");
-  if (new_object.has("id")) fact.extra["target_new_id"] = new_object.raw("id");
+  keep(relation, "label", "relation_label");
+  keep(subject, "id", "subject_id");
+  keep(new_object, "id", "target_new_id");
+  for (const Fields* part : {&edit, &relation, &subject, &new_object}) (void)part->rest(false);
   row.facts.push_back(std::move(fact));
   return true;
 }
@@ -58,6 +63,8 @@ ParsedRow read_conflictedit(Fields& fields, const ReadOptions&) {
     for (size_t i = 0; i < objects.size(); ++i) {
       Fields object = fields.within(objects[i], "true_objects[" + std::to_string(i) + "]");
       for (std::string& label : object.answers("label")) group.answers.push_back(std::move(label));
+      object.keep({"id"});
+      (void)object.rest(false);
     }
   }
   for (size_t i = 0; i < row.facts.size(); ++i) group.facts.push_back(i);

@@ -10,10 +10,9 @@ bool is_counterfact(const std::vector<nlohmann::json>& rows) {
 }
 
 ParsedRow read_counterfact(Fields& fields, const ReadOptions&) {
-  ParsedRow row;
   Fact fact;
   Fields rewrite = fields.object("requested_rewrite");
-  if (!read_core(rewrite, "prompt", "target_new", fact, row)) return row;
+  if (auto why = read_core(rewrite, "prompt", "target_new", fact); !why.empty()) return {.skipped = std::move(why)};
   fact.case_id = fields.integer_or("case_id", kNoCaseId);
   set_true_answers(fact, rewrite.answers("target_true"));
   fact.relation_id = rewrite.text_or("relation_id");
@@ -25,7 +24,7 @@ ParsedRow read_counterfact(Fields& fields, const ReadOptions&) {
     Fields unrelated = fields.object("unrelated_relation");
     const std::string question = unrelated.text_or("question");
     std::vector<std::string> answers = unrelated.answers("object");
-    if (!blank(question) && !answers.empty())
+    if (!says_nothing(question) && !answers.empty())
       fact.locality["unrelated_relation"].push_back({question, std::move(answers)});
     if (unrelated.has("relation_id")) fact.extra["unrelated_relation_id"] = unrelated.text_or("relation_id");
   }
@@ -37,9 +36,7 @@ ParsedRow read_counterfact(Fields& fields, const ReadOptions&) {
   }
   fields.keep({"pararel_idx"});
   if (const nlohmann::json rest = rewrite.rest(); !rest.empty()) fact.extra["requested_rewrite_extra"] = rest;
-  fact.extra.update(fields.rest());
-  row.facts.push_back(std::move(fact));
-  return row;
+  return one_fact(std::move(fact), fields);
 }
 
 nlohmann::ordered_json target(const std::string& text, const Fact& fact, const char* id_key) {

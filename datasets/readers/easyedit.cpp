@@ -19,16 +19,9 @@ void read_pair(Fields& fields, const char* prompt_key, const char* answer_key, c
   const nlohmann::json& prompts = fields.raw(prompt_key);
   const nlohmann::json& answers = fields.raw(answer_key);
   if (prompts.is_null()) return;
-  const auto add = [&](const nlohmann::json& prompt, const nlohmann::json& answer, const std::string& suffix) {
-    if (!prompt.is_string()) fields.fail(prompt_key + suffix, kind_of(prompt), "a string");
-    Probe probe{prompt.get<std::string>(), fields.answers_of(answer, answer_key + suffix)};
-    if (!blank(probe.prompt) && !probe.answers.empty()) into[group].push_back(std::move(probe));
-  };
-  if (!prompts.is_array()) return add(prompts, answers, "");
-  if (!answers.is_array() || answers.size() != prompts.size())
-    fields.fail(answer_key, kind_of(answers), std::string("a list as long as ") + prompt_key,
-                "give one answer for each prompt");
-  for (size_t i = 0; i < prompts.size(); ++i) add(prompts[i], answers[i], "[" + std::to_string(i) + "]");
+  std::vector<Probe> probes;
+  add_probes(fields, prompts, prompt_key, answers, answer_key, probes);
+  if (!probes.empty()) std::ranges::move(probes, std::back_inserter(into[group]));
 }
 
 nlohmann::ordered_json write_easyedit(const Fact& fact) {
@@ -60,9 +53,8 @@ nlohmann::ordered_json write_easyedit(const Fact& fact) {
 }  // namespace
 
 ParsedRow read_flat(Fields& fields, const ReadOptions&) {
-  ParsedRow row;
   Fact fact;
-  if (!read_core(fields, "prompt", "target_new", fact, row)) return row;
+  if (auto why = read_core(fields, "prompt", "target_new", fact); !why.empty()) return {.skipped = std::move(why)};
   std::vector<std::string> truth = fields.answers("target_true");
   for (const char* key : {"target_true_aliases", "ground_truth"})
     for (std::string& answer : fields.answers(key))
@@ -84,9 +76,7 @@ ParsedRow read_flat(Fields& fields, const ReadOptions&) {
     fact.locality.erase(empty);
   for (const char* key : {"target_new", "target_true"}) keep_id(fields, key, fact);
   fields.keep({"cond", "target_new_id", "target_true_id"});
-  fact.extra.update(fields.rest());
-  row.facts.push_back(std::move(fact));
-  return row;
+  return one_fact(std::move(fact), fields);
 }
 
 const FactReader easyedit_reader{

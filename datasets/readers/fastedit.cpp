@@ -9,13 +9,10 @@ bool is_fastedit(const std::vector<nlohmann::json>& rows) {
 }
 
 ParsedRow read_fastedit(Fields& fields, const ReadOptions&) {
-  ParsedRow row;
   Fact fact;
-  if (!read_core(fields, "prompt", "target", fact, row)) return row;
+  if (auto why = read_core(fields, "prompt", "target", fact); !why.empty()) return {.skipped = std::move(why)};
   fact.paraphrase_prompts = fields.texts("queries");
-  fact.extra.update(fields.rest());
-  row.facts.push_back(std::move(fact));
-  return row;
+  return one_fact(std::move(fact), fields);
 }
 
 nlohmann::ordered_json write_fastedit(const Fact& fact) {

@@ -24,7 +24,6 @@ bool is_knowedit(const std::vector<nlohmann::json>& rows) {
 
 /// "This is a Wikipedia passage about rick mahler. Rick Mahler …": the first mention of the concept is the subject.
 ParsedRow read_biography(Fields& fields) {
-  ParsedRow row;
   Fact fact;
   fact.case_id = fields.integer_or("case_id", kNoCaseId);
   fact.subject = trim(fields.text("concept"));
@@ -36,37 +35,29 @@ ParsedRow read_biography(Fields& fields) {
   if (count_of(fact.prompt, "{}") > 0) fields.fail("text", "a text with {}", "plain text");
   fact.prompt.replace(at, fact.subject.size(), "{}");
   std::vector<std::string> sentences = fields.answers("labels");
-  if (sentences.empty()) {
-    row.skipped = "\"labels\" is blank";
-    return row;
-  }
+  if (sentences.empty()) return {.skipped = "\"labels\" is blank"};
   fact.target_new = std::move(sentences.front());
   if (sentences.size() > 1) fact.extra["labels"] = fields.value()["labels"];
   fact.locality = read_probes(fields, "locality");
   fact.portability = read_probes(fields, "portability");
   fact.extra["kind"] = "wikibio";
-  fact.extra.update(fields.rest());
-  row.facts.push_back(std::move(fact));
-  return row;
+  return one_fact(std::move(fact), fields);
 }
 
 /// The first opinion of the chosen side becomes what the model says when asked; all opinions stay in extra.
 ParsedRow read_sentiment(Fields& fields, const ReadOptions& options) {
-  ParsedRow row;
   Fact fact;
   fact.case_id = fields.integer_or("case_id", kNoCaseId);
   fact.subject = trim(fields.text("ent"));
   fact.prompt = "What do you think of {}?";
   std::vector<std::string> opinions = fields.answers(options.sentiment.c_str());
-  if (opinions.empty()) {
-    row.skipped = "\"" + options.sentiment + "\" holds no text";
-    return row;
-  }
+  if (opinions.empty()) return {.skipped = "\"" + options.sentiment + "\" holds no text"};
   fact.target_new = std::move(opinions.front());
   fact.paraphrase_prompts = {"What do you feel about " + fact.subject + "?", "How do you view " + fact.subject + "?"};
   fact.extra = fields.value();
   fact.extra.erase("ent");
   fact.extra["kind"] = "convsent";
+  ParsedRow row;
   row.facts.push_back(std::move(fact));
   return row;
 }

@@ -22,6 +22,7 @@ std::vector<Hop> read_hops(Fields& fields, const char* key) {
   for (size_t i = 0; i < list.size(); ++i) {
     Fields hop = fields.within(list[i], std::string(key) + "[" + std::to_string(i) + "]");
     hops.push_back({hop.text_or("question"), hop.text_or("cloze"), with_aliases(hop, "answer", "answer_alias")});
+    (void)hop.rest(false);
   }
   return hops;
 }
@@ -36,14 +37,13 @@ ParsedRow read_mquake(Fields& fields, const ReadOptions&) {
   for (size_t i = 0; i < rewrites.size(); ++i) {
     Fields rewrite = fields.within(rewrites[i], "requested_rewrite[" + std::to_string(i) + "]");
     Fact fact;
-    if (!read_core(rewrite, "prompt", "target_new", fact, row)) return row;  // a chain with a hole is of no use
+    row.skipped = read_core(rewrite, "prompt", "target_new", fact);
+    if (!row.skipped.empty()) return row;  // a chain with a hole is of no use
     fact.case_id = kNoCaseId;
     set_true_answers(fact, rewrite.answers("target_true"));
     fact.relation_id = rewrite.text_or("relation_id");
     fact.paraphrase_prompts = rewrite.texts("question");
-    for (const char* key : {"target_new", "target_true"})
-      if (rewrites[i].contains(key) && rewrites[i][key].is_object() && rewrites[i][key].contains("id"))
-        fact.extra[std::string(key) + "_id"] = rewrites[i][key]["id"];
+    for (const char* key : {"target_new", "target_true"}) keep_id(rewrite, key, fact);
     fact.extra.update(rewrite.rest());
     group.facts.push_back(row.facts.size());
     row.facts.push_back(std::move(fact));

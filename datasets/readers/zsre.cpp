@@ -12,17 +12,14 @@ bool is_zsre(const std::vector<nlohmann::json>& rows) {
 
 ParsedRow read_zsre(Fields& fields, const ReadOptions& options) {
   const bool alt = options.zsre_target == "alt";
-  ParsedRow row;
   Fact fact;
   fact.case_id = fields.integer_or("case_id", kNoCaseId);
   fact.subject = trim(fields.text("subject"));
   fact.prompt = slot_prompt(fields.text("src"), fact.subject, fields, "src");
   std::vector<std::string> answers = fields.answers("answers");
   const std::vector<std::string> alternatives = fields.answers("alt");
-  if (alt ? alternatives.empty() : answers.empty()) {
-    row.skipped = alt ? "\"alt\" is blank" : "\"answers\" holds no text";
-    return row;
-  }
+  if (alt ? alternatives.empty() : answers.empty())
+    return {.skipped = alt ? "\"alt\" is blank" : "\"answers\" holds no text"};
   fact.target_new = alt ? alternatives.front() : answers.front();
   if (fields.value().contains("answers")) fact.extra["answers"] = fields.value()["answers"];
   if (fields.value().contains("alt")) fact.extra["alt"] = fields.value()["alt"];
@@ -30,13 +27,11 @@ ParsedRow read_zsre(Fields& fields, const ReadOptions& options) {
   fact.paraphrase_prompts = fields.texts("rephrase");
   const std::string locality = fields.text_or("loc");
   std::vector<std::string> locality_answers = fields.answers("loc_ans");
-  if (!blank(locality) && !locality_answers.empty())
+  if (!says_nothing(locality) && !locality_answers.empty())
     fact.locality["loc"].push_back({locality, std::move(locality_answers)});
   read_one_hop(fields, fact);
   fields.keep({"pred", "cond"});
-  fact.extra.update(fields.rest());
-  row.facts.push_back(std::move(fact));
-  return row;
+  return one_fact(std::move(fact), fields);
 }
 
 /// True if the new answer is what `alt` says.

@@ -21,18 +21,6 @@ void run_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
 /// The CPU generator inside a simulated one. Throws c10::Error for a generator of another device.
 [[nodiscard]] at::Generator host_generator(const at::Generator& generator);
 
-/// Makes `device` current while alive. Throws c10::Error if it is not switched on; a missing index means the current.
-class CurrentSimulated {
- public:
-  explicit CurrentSimulated(std::optional<c10::Device> device);
-  ~CurrentSimulated();
-  CurrentSimulated(const CurrentSimulated&) = delete;
-  CurrentSimulated& operator=(const CurrentSimulated&) = delete;
-
- private:
-  c10::DeviceIndex before_;
-};
-
 /// What all simulated devices have done so far.
 struct SimulatedCounts {
   int64_t launches = 0;    ///< operators that compute or copy on devices; views are none

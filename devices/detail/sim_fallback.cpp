@@ -1,5 +1,6 @@
 // The boxed fallback of the simulated devices: every operator that has no kernel of its own comes through here.
 #include <ATen/ATen.h>
+#include <c10/core/DeviceGuard.h>
 #include <emend/core/mapped.h>
 #include <emend/devices/detail/sim_backend.h>
 #include <emend/devices/detail/sim_memory.h>
@@ -163,7 +164,7 @@ class HostCall {
     if (!device_ && wanted) device_ = wanted->has_index() ? *wanted : Device(kSimulated, current_simulated_device());
     if (foreign_ && device_) refuse_mix(*device_, foreign_->first, op_.schema().arguments()[foreign_->second].name());
     if (!device_) device_ = Device(kSimulated, current_simulated_device());
-    const CurrentSimulated exists(device_);
+    const c10::DeviceGuard exists(*device_);
   }
 
   Tensor host_of(const Tensor& tensor) {

@@ -6,7 +6,6 @@
 
 #include <array>
 #include <atomic>
-#include <cstring>
 
 namespace emend::devices {
 namespace detail {
@@ -25,6 +24,22 @@ void raise_peak(Account& account, int64_t now) {
   }
 }
 
+/// Adds `bytes` to (or, negative, takes them from) the device's account; past a limit that stays as it is.
+void account(c10::DeviceIndex device, int64_t bytes) {
+  auto& of = g_accounts.at(static_cast<size_t>(device));
+  const int64_t now = of.bytes += bytes;
+  if (g_keep) of.kept = std::max<int64_t>(of.kept - bytes, 0);
+  if (bytes <= 0) return;
+  const int64_t limit = of.limit;
+  if (limit > 0 && now + of.kept > limit) of.kept = 0;  // the blocks go first
+  if (limit > 0 && now > limit) {
+    of.bytes -= bytes;
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "out of memory on sim:", static_cast<int>(device), ": tried to allocate ",
+                     bytes, " bytes with ", now - bytes, " of ", limit, " in use");
+  }
+  raise_peak(of, now);
+}
+
 /// What a simulated DataPtr owns: its own host memory, or a CPU storage that it adopted.
 struct Block {
   void* memory;
@@ -35,7 +50,7 @@ struct Block {
 
 void free_block(void* context) {
   const std::unique_ptr<Block> block(static_cast<Block*>(context));
-  account_simulated(block->device, -block->bytes);
+  account(block->device, -block->bytes);
   if (block->memory) c10::free_cpu(block->memory);
 }
 
@@ -43,22 +58,44 @@ void drop_storage(void* context) {
   delete static_cast<c10::Storage*>(context);
 }
 
-}  // namespace
-
-void account_simulated(c10::DeviceIndex device, int64_t bytes) {
-  auto& account = g_accounts.at(static_cast<size_t>(device));
-  const int64_t now = account.bytes += bytes;
-  if (g_keep) account.kept = std::max<int64_t>(account.kept - bytes, 0);
-  if (bytes <= 0) return;
-  const int64_t limit = account.limit;
-  if (limit > 0 && now + account.kept > limit) account.kept = 0;  // the blocks go first
-  if (limit > 0 && now > limit) {
-    account.bytes -= bytes;
-    TORCH_CHECK_WITH(OutOfMemoryError, false, "out of memory on sim:", static_cast<int>(device), ": tried to allocate ",
-                     bytes, " bytes with ", now - bytes, " of ", limit, " in use");
+class SimulatedAllocator final : public c10::DeviceAllocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    const auto device = t_current;
+    account(device, static_cast<int64_t>(bytes));
+    void* memory = nullptr;
+    try {
+      if (bytes > 0) memory = c10::alloc_cpu(bytes);
+    } catch (...) {
+      account(device, -static_cast<int64_t>(bytes));
+      throw;
+    }
+    return {memory, new Block{memory, static_cast<int64_t>(bytes), device, {}}, &free_block,
+            c10::Device(kSimulated, device)};
   }
-  raise_peak(account, now);
-}
+  void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
+  bool initialized() override { return true; }
+  void emptyCache(c10::MempoolId_t) override {
+    for (auto& of : g_accounts) of.kept = 0;
+  }
+  void recordStream(const c10::DataPtr&, c10::Stream) override {}
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
+    constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    c10::CachingDeviceAllocator::DeviceStats stats;
+    const auto& of = g_accounts.at(static_cast<size_t>(device));
+    stats.allocated_bytes[kAll].current = of.bytes;
+    stats.allocated_bytes[kAll].peak = of.peak;
+    stats.reserved_bytes[kAll].current = of.bytes + of.kept;
+    return stats;
+  }
+  void resetAccumulatedStats(c10::DeviceIndex) override {}
+  void resetPeakStats(c10::DeviceIndex device) override {
+    auto& of = g_accounts.at(static_cast<size_t>(device));
+    of.peak = of.bytes.load();
+  }
+};
+
+}  // namespace
 
 void keep_simulated_blocks(bool on) {
   g_keep = on;
@@ -76,45 +113,7 @@ void set_current_simulated_device(c10::DeviceIndex device) noexcept {
   t_current = device;
 }
 
-c10::DataPtr SimulatedAllocator::allocate(size_t bytes) {
-  const auto device = t_current;
-  account_simulated(device, static_cast<int64_t>(bytes));
-  void* memory = nullptr;
-  try {
-    if (bytes > 0) memory = c10::alloc_cpu(bytes);
-  } catch (...) {
-    account_simulated(device, -static_cast<int64_t>(bytes));
-    throw;
-  }
-  auto* block = new Block{memory, static_cast<int64_t>(bytes), device, {}};
-  return {memory, block, &free_block, c10::Device(kSimulated, device)};
-}
-
-void SimulatedAllocator::copy_data(void* to, const void* from, size_t bytes) const {
-  std::memcpy(to, from, bytes);
-}
-
-c10::CachingDeviceAllocator::DeviceStats SimulatedAllocator::getDeviceStats(c10::DeviceIndex device) {
-  c10::CachingDeviceAllocator::DeviceStats stats;
-  const auto& account = g_accounts.at(static_cast<size_t>(device));
-  auto& bytes = stats.allocated_bytes[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
-  bytes.current = account.bytes;
-  bytes.peak = account.peak;
-  stats.reserved_bytes[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)].current =
-      account.bytes + account.kept;
-  return stats;
-}
-
-void SimulatedAllocator::emptyCache(c10::MempoolId_t) {
-  for (auto& account : g_accounts) account.kept = 0;
-}
-
-void SimulatedAllocator::resetPeakStats(c10::DeviceIndex device) {
-  auto& account = g_accounts.at(static_cast<size_t>(device));
-  account.peak = account.bytes.load();
-}
-
-SimulatedAllocator& simulated_allocator() {
+c10::DeviceAllocator& simulated_allocator() {
   static auto* allocator = new SimulatedAllocator;  // tensors may outlive every static
   return *allocator;
 }
@@ -126,7 +125,7 @@ c10::Storage host_alias(const c10::Storage& simulated) {
 
 c10::Storage adopt_host_storage(const c10::Storage& host, c10::DeviceIndex device) {
   const auto bytes = static_cast<int64_t>(host.nbytes());
-  account_simulated(device, bytes);
+  account(device, bytes);
   c10::DataPtr pointer(const_cast<void*>(host.data()), new Block{nullptr, bytes, device, host}, &free_block,
                        c10::Device(kSimulated, device));
   return {c10::Storage::use_byte_size_t(), host.nbytes(), std::move(pointer), &simulated_allocator(), true};

@@ -8,10 +8,6 @@
 
 namespace emend::devices::detail {
 
-/// Adds `bytes` to (or, negative, takes them from) the device's account.
-/// Throws c10::OutOfMemoryError, with the account unchanged, when a limit would be passed.
-void account_simulated(c10::DeviceIndex device, int64_t bytes);
-
 /// While on, freed bytes stay with the device for later tensors, as CUDA's allocator keeps blocks; off drops them.
 void keep_simulated_blocks(bool on);
 /// Bytes in tensors and kept.
@@ -20,20 +16,8 @@ void keep_simulated_blocks(bool on);
 [[nodiscard]] c10::DeviceIndex current_simulated_device() noexcept;
 void set_current_simulated_device(c10::DeviceIndex device) noexcept;
 
-/// Allocates on the current simulated device.
-class SimulatedAllocator final : public c10::DeviceAllocator {
- public:
-  c10::DataPtr allocate(size_t bytes) override;
-  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
-  void copy_data(void* to, const void* from, size_t bytes) const override;
-  bool initialized() override { return true; }
-  void emptyCache(c10::MempoolId_t) override;
-  void recordStream(const c10::DataPtr&, c10::Stream) override {}
-  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override;
-  void resetAccumulatedStats(c10::DeviceIndex) override {}
-  void resetPeakStats(c10::DeviceIndex device) override;
-};
-[[nodiscard]] SimulatedAllocator& simulated_allocator();
+/// Allocates on the current simulated device. Past a limit it throws c10::OutOfMemoryError, with nothing changed.
+[[nodiscard]] c10::DeviceAllocator& simulated_allocator();
 
 /// A CPU storage over the bytes of a simulated one, which it keeps alive. Nothing is copied.
 [[nodiscard]] c10::Storage host_alias(const c10::Storage& simulated);

@@ -3,6 +3,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/native/Resize.h>
 #include <ATen/native/transformers/attention.h>
+#include <c10/core/DeviceGuard.h>
 #include <emend/devices/detail/sim_backend.h>
 #include <emend/devices/detail/sim_memory.h>
 #include <emend/devices/placement.h>
@@ -27,14 +28,14 @@ void require_strided(std::optional<c10::Layout> layout) {
 Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<c10::Layout> layout,
              std::optional<Device> device, std::optional<bool>, std::optional<at::MemoryFormat> format) {
   require_strided(layout);
-  const CurrentSimulated current(device);
+  const c10::OptionalDeviceGuard current(device);
   return at::detail::empty_generic(size, &simulated_allocator(), kKeys, c10::dtype_or_default(dtype), format);
 }
 
 Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::optional<at::ScalarType> dtype,
                      std::optional<c10::Layout> layout, std::optional<Device> device, std::optional<bool>) {
   require_strided(layout);
-  const CurrentSimulated current(device);
+  const c10::OptionalDeviceGuard current(device);
   return at::detail::empty_strided_generic(size, stride, &simulated_allocator(), kKeys, c10::dtype_or_default(dtype));
 }
 
@@ -58,7 +59,7 @@ Tensor copy_from(const Tensor& from, const Tensor& to, bool non_blocking) {
 }
 
 const Tensor& resize_in_place(const Tensor& self, at::IntArrayRef size, std::optional<at::MemoryFormat> format) {
-  const CurrentSimulated current(self.device());
+  const c10::DeviceGuard current(self.device());
   return at::native::resize_(self, size, format);
 }
 
@@ -94,16 +95,6 @@ int64_t attention_choice(const Tensor& query, const Tensor& key, const Tensor& v
                                enable_gqa);
 }
 
-/// Sends every operator that has a CPU kernel to that kernel. Without this, those that also have a composite kernel
-/// (layer_norm, structured operators) would take another path than on the CPU and differ in the last bits.
-void register_host_operators(torch::Library& aten, const std::set<std::string>& by_hand) {
-  for (const auto& op : c10::Dispatcher::singleton().getAllOpNamesForDispatchKey(c10::DispatchKey::CPU)) {
-    const std::string name = c10::toString(op);
-    if (!name.starts_with("aten::") || by_hand.count(name.substr(6)) > 0) continue;
-    aten.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
-  }
-}
-
 }  // namespace
 
 void break_simulated_copies(c10::DeviceIndex from, c10::DeviceIndex to) {
@@ -118,17 +109,26 @@ void register_simulated_operators() {
   fallback->fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
   static auto* aten =
       new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
-  aten->impl("empty.memory_format", empty);
-  aten->impl("empty_strided", empty_strided);
-  aten->impl("_copy_from", copy_from);
-  aten->impl("_copy_from_and_resize", copy_from_and_resize);
-  aten->impl("resize_", resize_in_place);
-  aten->impl("set_.source_Storage_storage_offset", set_strided);
-  aten->impl("set_.source_Storage", set_storage);
-  aten->impl("set_.source_Tensor", set_tensor);
-  register_host_operators(*aten,
-                          {"empty.memory_format", "empty_strided", "_copy_from", "_copy_from_and_resize", "resize_",
-                           "set_.source_Storage_storage_offset", "set_.source_Storage", "set_.source_Tensor"});
+  std::set<std::string> by_hand;
+  const auto write = [&](const std::string& name, auto* function) {
+    aten->impl(name.c_str(), function);
+    by_hand.insert("aten::" + name);
+  };
+  write("empty.memory_format", empty);
+  write("empty_strided", empty_strided);
+  write("_copy_from", copy_from);
+  write("_copy_from_and_resize", copy_from_and_resize);
+  write("resize_", resize_in_place);
+  write("set_.source_Storage_storage_offset", set_strided);
+  write("set_.source_Storage", set_storage);
+  write("set_.source_Tensor", set_tensor);
+  // Every other operator that has a CPU kernel goes to that kernel. Without this, those that also have a composite
+  // kernel (layer_norm, structured operators) would take another path than on the CPU and differ in the last bits.
+  for (const auto& op : c10::Dispatcher::singleton().getAllOpNamesForDispatchKey(c10::DispatchKey::CPU)) {
+    const std::string name = c10::toString(op);
+    if (name.starts_with("aten::") && !by_hand.contains(name))
+      aten->impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
+  }
   at::native::_fused_sdp_choice_stub.set_privateuse1_dispatch_ptr(&attention_choice);
 }
 

@@ -24,16 +24,12 @@ struct FactTexts {
 [[nodiscard]] PromptRow gate_prompt(const models::Tokenizer& tokenizer, const std::string& sentence,
                                     const std::string& subject, FactToken token);
 
-/// For all units, of which each gets its ranges and what its model heeds: open at its subject, shut behind negations
-/// that the model heeds, at names like it and behind other questions. `reader` writes what is needed for it.
-/// Throws Error(kCancelled).
-[[nodiscard]] std::vector<PromptRow> prompts_at_subjects(const LatchHparams& hparams, const FactTexts& texts,
-                                                         const LatchTexts& text, const models::Model& reader,
-                                                         const EditContext& context, std::vector<LatchUnit>& units);
-/// Those of releases: open at an answer's last token, shut where it has not been said yet, at the subject, and at the
-/// same words elsewhere.
-[[nodiscard]] std::vector<PromptRow> prompts_at_answers(const LatchHparams& hparams, const FactTexts& texts,
-                                                        const LatchTexts& text, const models::Model& reader,
-                                                        const EditContext& context, std::vector<LatchUnit>& units);
+/// For all units of a stage, of which each gets its ranges and what its model heeds. Those of subjects: open at the
+/// subject, shut behind negations that the model heeds, at names like it and behind other questions. Those of releases
+/// (units in `release_layers`): open at an answer's last token, shut where it has not been said yet, at the subject,
+/// and at the same words elsewhere. `reader` writes what is needed for it. Throws Error(kCancelled).
+[[nodiscard]] std::vector<PromptRow> gate_prompts(const LatchHparams& hparams, const FactTexts& texts,
+                                                  const LatchTexts& text, const models::Model& reader,
+                                                  const EditContext& context, std::vector<LatchUnit>& units);
 
 }  // namespace emend::editors::detail

@@ -71,7 +71,7 @@ void add_rows(const models::Model& model, const std::vector<std::vector<int64_t>
 [[nodiscard]] Sums total_of(const models::Model& model, const Sums& mine, const std::vector<int>& layers,
                             devices::Collectives* group);
 
-/// The halves' reports, a layer each; nothing unless there are two with tokens in them.
+/// The reports of two halves, a layer each; nothing unless both have tokens.
 [[nodiscard]] std::map<int, HalvesReport> compare(const std::vector<Sums>& totals);
 
 [[nodiscard]] std::map<int, SecondMoment> moments_of(const std::vector<Sums>& totals, const StatisticsOptions& options);

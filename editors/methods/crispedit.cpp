@@ -129,7 +129,7 @@ class CrispEditor final : public NamedEditor {
 
 // The file may name the rewritten matrix, also with the ".weight" that the authors' files have.
 std::unique_ptr<Editor> new_crispedit(const CrispHparams& h, const RecipeInputs& in) {
-  const auto& [name, values, model, raw] = in;
+  const auto& [name, values, model, raw, log] = in;
   CrispHparams own = h;
   std::string& module = own.modules.rewrite_module_tmp;
   if (module.ends_with(".weight")) module.resize(module.size() - std::string_view(".weight").size());

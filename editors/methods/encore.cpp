@@ -32,9 +32,7 @@ LocateRecipe encore_recipe(const EncoreHparams& h, const RecipeInputs& in) {
     recipe.targets.stop_probability = h.prob_cutoff;
   }
   recipe.remembers_keys = h.add_prev_edits;
-  recipe.update = [h](const LayerProblem& problem) {
-    return closed_form(problem, preserved_of(problem, h.mom2_update_weight, h.update_norm_lambda));
-  };
+  recipe.update = memit_update(h.mom2_update_weight, h.update_norm_lambda);
   return recipe;
 }
 

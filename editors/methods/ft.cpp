@@ -11,6 +11,8 @@
 #include <emend/editors/steps/finetune.h>
 #include <emend/editors/steps/training_loop.h>
 
+#include <algorithm>
+
 namespace emend::editors {
 namespace {
 
@@ -41,11 +43,20 @@ class FineTuneEditor final : public NamedEditor {
   FineTuneHparams hparams_;
 };
 
+// Beside the matrix its bias, or whatever else the module has.
+bool trains_vectors(const models::Model& model, const nlohmann::json& values) {
+  const std::string module = values.at("rewrite_module_tmp");
+  return std::ranges::any_of(values.at("layers").get<std::vector<int>>(), [&](int layer) {
+    return std::ranges::any_of(weights_of_module(model, layer, module, "fine-tuning"),
+                               [&](const std::string& weight) { return model.weight(weight).dim() != 2; });
+  });
+}
+
 template <class H>
 EditorInfo ft_entry(const std::string& name, std::string summary, std::string paper) {
   static const auto schema = hparams::Schema<H>(name).include(finetune_schema());
   EditorInfo info = training_entry<FineTuneEditor>(name, std::move(summary), std::move(paper), schema);
-  info.changes_vectors = has_mlp_biases;
+  info.changes_vectors = trains_vectors;
   return info;
 }
 

@@ -30,6 +30,20 @@ struct GraceHparams : LayerChoice {
   double dropout = 0;
 };
 
+// GRACE beside a model: at one layer, a token whose key lies within the radius of a codebook entry gets the entry's
+// value, which may carry gradients, as the output of the MLP; every other token is untouched, byte for byte.
+std::vector<hooks::HookHandle> attach_book(const models::Model& model, int layer, const at::Tensor& keys_EF,
+                                           const at::Tensor& radius_E, const at::Tensor& values_ED) {
+  if (keys_EF.size(0) == 0) return {};
+  return detail::attach_answer(model, hooks::Site::kMlpDownIn, hooks::Site::kMlpDownOut, layer,
+                               [=](const at::Tensor& keys_NF, const at::Tensor& x) {
+                                 const auto [entry_N, within_N] = find_in_book(keys_NF, keys_EF, radius_E);
+                                 if (!within_N.any().item<bool>()) return at::Tensor();
+                                 const at::Tensor chosen_ND = values_ED.index_select(0, entry_N).to(x.scalar_type());
+                                 return at::where(within_N.unsqueeze(1), chosen_ND, x);
+                               });
+}
+
 class Grace final : public RuntimeEditor {
  public:
   Grace(GraceHparams hparams, const RecipeInputs& in)
@@ -58,8 +72,7 @@ class Grace final : public RuntimeEditor {
     };
     at::Tensor values_ED = there(book.values_ED);
     values_ED.requires_grad_(true);
-    const auto hooks =
-        attach_grace(model, layer_, {there(book.keys_EF), there(book.radius_E)}, [values_ED] { return values_ED; });
+    const auto hooks = attach_book(model, layer_, there(book.keys_EF), there(book.radius_E), values_ED);
     // A prompt may pass through an earlier fact's key, whose value stays as it is.
     const at::Tensor own_E1 = there(at::zeros({book.size(), 1}, at::kFloat).index_fill_(0, at::tensor(own), 1));
     Adam adam({.lr = hparams_.edit_lr});
@@ -102,27 +115,13 @@ class Grace final : public RuntimeEditor {
   int layer_;
 };
 
-// GRACE beside a model: at one layer, a token whose key lies within the radius of a codebook entry gets the entry's
-// value as the output of the MLP; every other token is untouched, byte for byte.
-at::Tensor row(const at::Tensor& x) {
-  return x.detach().reshape({1, -1});
-}
-
-at::Tensor stacked(const at::Tensor& rows, const at::Tensor& added) {
-  return rows.defined() ? at::cat({rows, added}) : added.clone();
-}
-
-std::unique_ptr<RuntimeEdit> make_grace_runtime(const RuntimePart& part, const models::Model& model,
-                                                const std::string& where) {
+RuntimeEdit make_grace_runtime(const RuntimePart& part, const models::Model& model, const std::string& where) {
   const models::EditSite site = detail::part_site(part, model, where);
-  return detail::hooked(
-      [site, book = GraceBook::from(part, site, where)](const models::Model& to) -> std::vector<hooks::HookHandle> {
-        if (book.size() == 0) return {};
-        const at::Tensor home = to.weight(site.weight_name);
-        const auto there = [&](const at::Tensor& x) { return devices::route_like(x, home, devices::Purpose::kDelta); };
-        return attach_grace(to, site.layer, {there(book.keys_EF), there(book.radius_E)},
-                            [values_ED = there(book.values_ED)] { return values_ED; });
-      });
+  return {.attach = [site, book = GraceBook::from(part, site, where)](const models::Model& to) {
+    const at::Tensor home = to.weight(site.weight_name);
+    const auto there = [&](const at::Tensor& x) { return devices::route_like(x, home, devices::Purpose::kDelta); };
+    return attach_book(to, site.layer, there(book.keys_EF), there(book.radius_E), there(book.values_ED));
+  }};
 }
 
 }  // namespace
@@ -131,15 +130,15 @@ int64_t GraceBook::admit(const at::Tensor& key_F, const at::Tensor& value_D, con
                          int64_t case_id, double radius, bool moving_average) {
   const at::NoGradGuard no_grad;
   const auto add = [&](double entry_radius) {
-    keys_EF = stacked(keys_EF, row(key_F));
-    values_ED = stacked(values_ED, row(value_D));
-    radius_E = stacked(radius_E, at::full({1}, entry_radius, at::kFloat));
+    detail::append_row(keys_EF, key_F);
+    detail::append_row(values_ED, value_D);
+    detail::append_row(radius_E, at::scalar_tensor(entry_radius, at::kFloat));
     labels.push_back(label);
     case_ids.push_back(case_id);
     return size() - 1;
   };
   if (size() == 0) return add(radius);
-  const at::Tensor distances = (keys_EF - row(key_F)).norm(2, 1);
+  const at::Tensor distances = (keys_EF - key_F).norm(2, 1);
   const int64_t nearest = distances.argmin().item<int64_t>();
   const double distance = distances[nearest].item<double>(), reach = radius_E[nearest].item<double>();
   if (distance > radius + reach) return add(radius);
@@ -186,7 +185,8 @@ GraceBook GraceBook::from(const RuntimePart& part, const models::EditSite& site,
   return book;
 }
 
-std::pair<at::Tensor, at::Tensor> GraceLookup::find(const at::Tensor& query_NF) const {
+std::pair<at::Tensor, at::Tensor> find_in_book(const at::Tensor& query_NF, const at::Tensor& keys_EF,
+                                               const at::Tensor& radius_E) {
   const at::NoGradGuard no_grad;
   // Plain differences: the shorter formula by inner products loses the small distances that decide here.
   constexpr int64_t kTokens = 64;
@@ -199,18 +199,6 @@ std::pair<at::Tensor, at::Tensor> GraceLookup::find(const at::Tensor& query_NF) 
     within.push_back(distance_N <= radius_E.index_select(0, index_N));
   }
   return {at::cat(nearest), at::cat(within)};
-}
-
-std::vector<hooks::HookHandle> attach_grace(const models::Model& model, int layer, GraceLookup lookup,
-                                            std::function<at::Tensor()> values_ED) {
-  return detail::attach_answer(
-      model, hooks::Site::kMlpDownIn, hooks::Site::kMlpDownOut, layer,
-      [lookup = std::move(lookup), values = std::move(values_ED)](const at::Tensor& keys_NF, const at::Tensor& x) {
-        const auto [entry_N, within_N] = lookup.find(keys_NF);
-        if (!within_N.any().item<bool>()) return at::Tensor();
-        const at::Tensor chosen_ND = values().index_select(0, entry_N).to(x.scalar_type());
-        return at::where(within_N.unsqueeze(1), chosen_ND, x);
-      });
 }
 
 EditorInfo make_grace() {

@@ -6,9 +6,11 @@
 // No weight and no activation changes, and nothing is trained. The published method fills the demonstrations up with
 // facts of a training set; here they are the edited facts themselves.
 #include <emend/editors/steps/runtime_editor.h>
+
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <set>
 
 namespace emend::editors {
 namespace {
@@ -35,11 +37,8 @@ class Ike final : public RuntimeEditor {
       const datasets::Fact& fact = facts[batch.places[i]];
       auto& list = part.values["facts"];
       const std::string prompt = fact.full_prompt();
-      for (auto it = list.begin(); it != list.end(); ++it)
-        if (it->at("prompt") == prompt) {  // the newer answer counts
-          list.erase(it);
-          break;
-        }
+      const auto older = std::ranges::find_if(list, [&](const auto& told) { return told.at("prompt") == prompt; });
+      if (older != list.end()) list.erase(older);  // the newer answer counts
       list.push_back({{"prompt", prompt}, {"target", fact.target_new}, {"case_id", fact.case_id}});
       Target target;
       target.status = FactStatus::kConverged;
@@ -79,19 +78,18 @@ struct Demonstration {
   Words vector;
 };
 
-class IkeRuntime final : public RuntimeEdit {
+class IkeRuntime {
  public:
   IkeRuntime(std::vector<Demonstration> facts, int64_t k, double threshold)
       : facts_(std::move(facts)), k_(k), threshold_(threshold) {
     for (const auto& fact : facts_) {
-      std::map<std::string, int> seen;
-      for (const auto& word : words_of(fact.prompt)) seen[word] = 1;
-      for (const auto& [word, one] : seen) frequency_[word] += 1;
+      const auto words = words_of(fact.prompt);
+      for (const auto& word : std::set<std::string>(words.begin(), words.end())) frequency_[word] += 1;
     }
     for (auto& fact : facts_) fact.vector = vector_of(fact.prompt);
   }
 
-  [[nodiscard]] std::string prefix(std::string_view prompt) const override {
+  [[nodiscard]] std::string prefix(std::string_view prompt) const {
     const Words query = vector_of(prompt);
     std::vector<std::pair<double, size_t>> ranked;
     for (size_t i = 0; i < facts_.size(); ++i) {
@@ -134,9 +132,7 @@ class IkeRuntime final : public RuntimeEdit {
   std::map<std::string, double> frequency_;
 };
 
-std::unique_ptr<RuntimeEdit> make_ike_runtime(const RuntimePart& part, const models::Model& model,
-                                              const std::string& where) {
-  (void)model;
+RuntimeEdit make_ike_runtime(const RuntimePart& part, const models::Model&, const std::string& where) {
   std::vector<Demonstration> facts;
   for (const auto& entry : part.values.at("facts"))
     facts.push_back({entry.at("prompt").get<std::string>(), entry.at("target").get<std::string>(), {}});
@@ -145,7 +141,9 @@ std::unique_ptr<RuntimeEdit> make_ike_runtime(const RuntimePart& part, const mod
   if (k < 1 || !(threshold >= 0 && threshold <= 1))
     throw Error(ErrorClass::kCorruption, {where, "demonstrations with k " + std::to_string(k),
                                           "k of at least 1 and a threshold from 0 to 1", ""});
-  return std::make_unique<IkeRuntime>(std::move(facts), k, threshold);
+  return {.prefix = [told = IkeRuntime(std::move(facts), k, threshold)](std::string_view prompt) {
+    return told.prefix(prompt);
+  }};
 }
 
 }  // namespace

@@ -315,7 +315,9 @@ EditorInfo make_latch() {
   info.neurons = neurons_taken;
   info.compute_dtype = "auto";
   info.copies_model = true;
-  info.changes_vectors = has_mlp_biases;
+  info.changes_vectors = [](const models::Model& model, const nlohmann::json&) {
+    return !MlpWeights::of(model, 0).biases.empty();
+  };
   return info;
 }
 

@@ -31,25 +31,21 @@ struct LoraHparams {
   hparams::ModuleNames modules;
 };
 
-// The three factors of AdaLoRA, put in place of the two that LoraAdapters attached (and takes away again).
+// The three factors of AdaLoRA, put in place of the two of each of LoraAdapters'.
 class OrthogonalAdapters {
  public:
-  OrthogonalAdapters(models::Model& model, const LoraAdapters& base, const LoraShape& shape)
-      : model_(&model), weights_(base.weights()), scale_(shape.alpha / static_cast<double>(shape.rank)) {
+  OrthogonalAdapters(const LoraAdapters& base, const LoraShape& shape) : adapters_(base.adapters()) {
     at::Generator generator = at::detail::createCPUGenerator(shape.seed);
-    for (size_t i = 0; i < weights_.size(); ++i) {
-      const at::Tensor a_RI = base.parameters()[2 * i];
-      const at::Tensor b_OR = base.parameters()[2 * i + 1];
+    for (const auto& adapter : adapters_) {
+      const at::Tensor a_RI = adapter->a_RI;
       const auto normal = [&](at::IntArrayRef sizes) {
         const at::Tensor drawn = at::empty(sizes, at::kFloat).normal_(0, 0.02, generator).to(a_RI.scalar_type());
         return devices::route_like(drawn, a_RI, devices::Purpose::kDelta).detach().requires_grad_(true);
       };
-      p_OR_.push_back(normal(b_OR.sizes()));
+      p_OR_.push_back(normal(adapter->b_OR.sizes()));
       lambda_R_.push_back(at::zeros({shape.rank}, a_RI.options().requires_grad(false)).requires_grad_(true));
       q_RI_.push_back(normal(a_RI.sizes()));
-      generators_.push_back(at::detail::createCPUGenerator(shape.seed + 1 + i));
     }
-    dropout_ = shape.dropout;
   }
 
   [[nodiscard]] std::vector<at::Tensor> parameters() const {
@@ -58,25 +54,20 @@ class OrthogonalAdapters {
     return all;
   }
 
-  /// Puts B = P·diag(λ), A = Q into the model, with their history.
-  void attach(bool training) {
+  /// Puts B = P·diag(λ), A = Q into the adapters, with their history.
+  void put_in_place() const {
     const at::AutoGradMode with_grad(true);
-    for (size_t i = 0; i < weights_.size(); ++i) {
-      auto adapter = std::make_shared<models::LinearAdapter>();
-      adapter->a_RI = q_RI_[i];
-      adapter->b_OR = p_OR_[i] * lambda_R_[i];
-      adapter->scale = scale_;
-      adapter->dropout = dropout_;
-      if (training && dropout_ > 0) adapter->generator = generators_[i];
-      model_->set_adapter(weights_[i], adapter);
+    for (size_t i = 0; i < adapters_.size(); ++i) {
+      adapters_[i]->a_RI = q_RI_[i];
+      adapters_[i]->b_OR = p_OR_[i] * lambda_R_[i];
     }
   }
 
   /// Adds the gradient of the penalty.
   void add_penalty(std::vector<at::Tensor>& gradients) const {
     const at::AutoGradMode with_grad(true);
-    const double share = 0.5 / static_cast<double>(2 * weights_.size());
-    for (size_t i = 0; i < weights_.size(); ++i) {
+    const double share = 0.5 / static_cast<double>(2 * adapters_.size());
+    for (size_t i = 0; i < adapters_.size(); ++i) {
       const at::Tensor eye_RR = at::eye(lambda_R_[i].size(0), p_OR_[i].options().requires_grad(false));
       const at::Tensor penalty =
           ((p_OR_[i].t().mm(p_OR_[i]) - eye_RR).norm() + (q_RI_[i].mm(q_RI_[i].t()) - eye_RR).norm()) * share;
@@ -91,18 +82,15 @@ class OrthogonalAdapters {
   [[nodiscard]] std::vector<WeightDelta> deltas(std::vector<WeightDelta> like) const {
     const at::NoGradGuard no_grad;
     for (size_t i = 0; i < like.size(); ++i) {
-      like[i].left_DR = p_OR_[i].detach() * lambda_R_[i].detach() * scale_;
+      like[i].left_DR = p_OR_[i].detach() * lambda_R_[i].detach() * adapters_[i]->scale;
       like[i].right_FR = q_RI_[i].detach().t().contiguous();
     }
     return like;
   }
 
  private:
-  models::Model* model_;
-  std::vector<std::string> weights_;
-  double scale_, dropout_ = 0;
+  std::vector<std::shared_ptr<models::LinearAdapter>> adapters_;
   std::vector<at::Tensor> p_OR_, lambda_R_, q_RI_;
-  std::vector<at::Generator> generators_;
 };
 
 class LoraEditor final : public NamedEditor {
@@ -130,16 +118,15 @@ class LoraEditor final : public NamedEditor {
                           hparams_.target_modules, hparams_.layers,     context.seed};
     LoraAdapters adapters(model, shape);
     std::optional<OrthogonalAdapters> orthogonal;
-    if (hparams_.lora_type == "adalora") orthogonal.emplace(model, adapters, shape);
+    if (hparams_.lora_type == "adalora") orthogonal.emplace(adapters, shape);
     const std::vector<at::Tensor> parameters = orthogonal ? orthogonal->parameters() : adapters.parameters();
     Adam adam({.lr = hparams_.lr, .weight_decay = hparams_.weight_decay});
-    bool training = true;
     adapters.set_training(true);
     const TrainingSteps steps = {
         .rows = [&](int64_t begin, int64_t end) { return learning_rows(batch, begin, end, Objective::kTargetNew); },
         .prepare =
             [&](int64_t, int64_t) {
-              if (orthogonal) orthogonal->attach(training);
+              if (orthogonal) orthogonal->put_in_place();
             },
         .leaves = [&] { return parameters; },
         .update =
@@ -148,11 +135,7 @@ class LoraEditor final : public NamedEditor {
               if (orthogonal) orthogonal->add_penalty(gradients);
               adam.step(parameters, gradients);
             },
-        .finish =
-            [&] {
-              training = false;
-              adapters.set_training(false);
-            }};
+        .finish = [&] { adapters.set_training(false); }};
     const TrainingRecord record =
         train(model, static_cast<int64_t>(batch.rendered.size()),
               {hparams_.num_steps, hparams_.batch_size, hparams_.stop_loss, adapters.first_layer()}, steps, context);

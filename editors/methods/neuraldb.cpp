@@ -54,9 +54,8 @@ class NeuralDb final : public RuntimeEditor {
       const PhaseTimer timer(result, "targets");
       return optimise_targets(model, grouped.problems, spec, context);
     }();
-    const at::Tensor keys_NF =
-        devices::to_host(average_keys(collect_at_lookup(model, rows, {{hooks::Site::kMlpDownIn, layer}}, context)[0],
-                                      contexts, KeyWeighting::kByGroup));
+    const at::Tensor keys_NF = devices::to_host(
+        average_keys(collect_at_lookup(model, rows, {{hooks::Site::kMlpDownIn, layer}}, context)[0], contexts));
     for (size_t i = 0; i < rendered.size(); ++i) {
       const Target& target = targets[grouped.problem_of_fact[i]];
       result.outcomes[batch.places[i]] = make_outcome(model.tokenizer(), *rendered[i], target);
@@ -75,10 +74,9 @@ class NeuralDb final : public RuntimeEditor {
 };
 
 // The store beside a model. Tokens that resemble no key keep their bytes.
-std::unique_ptr<RuntimeEdit> make_neuraldb_runtime(const RuntimePart& part, const models::Model& model,
-                                                   const std::string& where) {
+RuntimeEdit make_neuraldb_runtime(const RuntimePart& part, const models::Model& model, const std::string& where) {
   const models::EditSite site = detail::part_site(part, model, where);
-  return detail::hooked([site, store = NeuralStore::from(part, site, where)](const models::Model& to) {
+  return {.attach = [site, store = NeuralStore::from(part, site, where)](const models::Model& to) {
     const at::Tensor home = to.weight(site.weight_name);
     const auto there = [&](const at::Tensor& x) { return devices::route_like(x, home, devices::Purpose::kDelta); };
     return detail::attach_answer(
@@ -90,7 +88,7 @@ std::unique_ptr<RuntimeEdit> make_neuraldb_runtime(const RuntimePart& part, cons
           const at::Tensor added_ND = residuals_ED.index_select(0, entry_N).to(x.scalar_type());
           return at::where(found_N.unsqueeze(1), x + added_ND, x);
         });
-  });
+  }};
 }
 
 }  // namespace
@@ -107,22 +105,19 @@ int64_t NeuralStore::put(const at::Tensor& key_F, const at::Tensor& residual_D, 
       return entry;
     }
   }
-  const auto appended = [](const at::Tensor& rows, const at::Tensor& row) {
-    return rows.defined() ? at::cat({rows, row.unsqueeze(0)}) : row.unsqueeze(0).clone();
-  };
-  keys_EF = appended(keys_EF, key);
-  residuals_ED = appended(residuals_ED, residual);
+  detail::append_row(keys_EF, key);
+  detail::append_row(residuals_ED, residual);
   case_ids.push_back(case_id);
   return size() - 1;
 }
 
 RuntimePart NeuralStore::part(int layer, const models::EditSite& site) const {
-  RuntimePart part;
-  part.kind = "neuraldb";
-  part.values = {
-      {"layer", layer}, {"shape", {site.out_features, site.in_features}}, {"gamma", gamma}, {"case_ids", case_ids}};
-  part.tensors = {{"keys", keys_EF}, {"residuals", residuals_ED}};
-  return part;
+  return {.kind = "neuraldb",
+          .values = {{"layer", layer},
+                     {"shape", {site.out_features, site.in_features}},
+                     {"gamma", gamma},
+                     {"case_ids", case_ids}},
+          .tensors = {{"keys", keys_EF}, {"residuals", residuals_ED}}};
 }
 
 NeuralStore NeuralStore::from(const RuntimePart& part, const models::EditSite& site, const std::string& where) {

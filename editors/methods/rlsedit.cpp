@@ -24,10 +24,7 @@ struct RlsHparams : MemitHparams {
 LocateRecipe rls_recipe(const RlsHparams& h, const RecipeInputs& in) {
   LocateRecipe recipe = shared_recipe(h, in);
   recipe.remembers_keys = recipe.keys_as_written = true;
-  const double lambda = h.mu_reg * h.mu_reg * h.mom2_update_weight, ridge = h.lambda_reg * h.lambda_reg;
-  recipe.update = [lambda, ridge](const LayerProblem& problem) {
-    return closed_form(problem, preserved_of(problem, lambda, ridge));
-  };
+  recipe.update = memit_update(h.mu_reg * h.mu_reg * h.mom2_update_weight, h.lambda_reg * h.lambda_reg);
   return recipe;
 }
 

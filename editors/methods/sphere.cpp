@@ -54,7 +54,10 @@ EditorInfo make_sphere() {
                  {.formula = "η", .min = 0, .max = 1})
           .field("suppression_strength", &H::suppression_strength,
                  "how much of the change along them is taken away; 0 disables the step",
-                 {.formula = "α in ΔW(I − α U Uᵀ)", .min = 0, .max = 1})
+                 {.formula = "α in ΔW(I − α U Uᵀ)",
+                  .min = 0,
+                  .max = 1,
+                  .aliases = {"suppression strength"}})  // as EasyEdit's files spell it
           .check("rounds", one_round);
   return locate_entry("sphere", "AlphaEdit, weakened along the principal directions of the weight's rows",
                       "Liu et al., Energy-Regularized Sequential Model Editing on Hyperspheres, ICLR 2026", schema,

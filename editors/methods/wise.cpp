@@ -146,27 +146,24 @@ class WiseTraining {
         detail::attach_answer(model_, hooks::Site::kMlpDownIn, hooks::Site::kMlpDownOut, site_.layer, with_memory);
     const auto facts = static_cast<int64_t>(batch_->rendered.size());
     routed_N = devices::route_like(routed_tokens(), home_, devices::Purpose::kInput);
-    const TrainingSteps steps = {.rows = [&](int64_t, int64_t) { return rows(); },
-                                 .leaves = [&] { return std::vector<at::Tensor>{delta_DF_}; },
-                                 .update = [&](const PassResult& pass) { descend(pass.gradients.at(0), margin); },
-                                 .more =
-                                     [&] {
-                                       const at::AutoGradMode with_grad(true);
-                                       margin = margin_loss();
-                                       return margin.item<double>();
-                                     }};
+    const TrainingSteps steps = {
+        .rows = [&](int64_t begin, int64_t end) { return learning_rows(*batch_, begin, end, Objective::kTargetNew); },
+        .leaves = [&] { return std::vector<at::Tensor>{delta_DF_}; },
+        .update = [&](const PassResult& pass) { descend(pass.gradients.at(0), margin); },
+        .more =
+            [&] {
+              const at::AutoGradMode with_grad(true);
+              margin = margin_loss();
+              return margin.item<double>();
+            }};
     const TrainingRecord record = train(model_, facts, {h_.n_iter, facts, h_.stop_loss, site_.layer}, steps, context_);
     note_outcomes(result, model_, *batch_, record, h_.stop_loss);
-  }
-
-  [[nodiscard]] std::vector<LearningRow> rows() const {
-    return mapped(batch_->rendered, [](const auto& fact) { return learning_row(fact, Objective::kTargetNew); });
   }
 
   // 1 for the subject's last token of each training row, packed; the reference engine fills rows up on the right.
   [[nodiscard]] at::Tensor routed_tokens() const {
     std::vector<float> routed;
-    const auto all = rows();
+    const auto all = learning_rows(*batch_, 0, std::ssize(batch_->rendered), Objective::kTargetNew);
     size_t longest = 0;
     for (const auto& row : all) longest = std::max(longest, row.ids.size());
     for (size_t r = 0; r < all.size(); ++r)
@@ -282,12 +279,11 @@ std::vector<hooks::HookHandle> attach_memories(const models::Model& model, const
       });
 }
 
-std::unique_ptr<RuntimeEdit> make_wise_runtime(const RuntimePart& part, const models::Model& model,
-                                               const std::string& where) {
+RuntimeEdit make_wise_runtime(const RuntimePart& part, const models::Model& model, const std::string& where) {
   const models::EditSite site = detail::part_site(part, model, where);
-  return detail::hooked([site, memories = wise_memories(part, site, where)](const models::Model& to) {
+  return {.attach = [site, memories = wise_memories(part, site, where)](const models::Model& to) {
     return attach_memories(to, site, memories);
-  });
+  }};
 }
 
 }  // namespace
@@ -336,7 +332,7 @@ EditorInfo make_wise() {
           .field("merge_freq", &H::merge_freq, "facts after which their memories become one", {.min = 1})
           .field("merge_alg", &H::merge_alg, "how memories are merged", {.one_of = {"ties", "linear"}})
           .field("densities", &H::densities, "share of the largest entries that ties keeps", {.max = 1, .above = 0})
-          .field("weights", &H::weights, "weight of the memories together in a merge", {.above = 0})
+          .field("weights", &H::weights, "weight of the memories together in a linear merge", {.above = 0})
           .field("retrieve", &H::retrieve, "several memories, of which each token takes one; false: one alone")
           .field("replay", &H::replay, "must be false: earlier facts are not trained on again")
           .field("objective_optimization", &H::objective_optimization, "which tokens are learnt: the target's",
@@ -345,6 +341,8 @@ EditorInfo make_wise() {
           .field("loc_prompts", &H::loc_prompts, "sentences that no memory may answer")
           .check("act_ratio", "less than 1: from 1 on a memory is shut at a fact of its own",
                  [](const H& h) { return h.act_ratio < 1; })
+          .check("weights", "1 with merge_alg ties, in whose mean a weight of all memories cancels",
+                 [](const H& h) { return h.weights == 1 || h.merge_alg != "ties"; })
           .check("replay", "false", [](const H& h) { return !h.replay; })
           .check("act_margin", "three numbers", [](const H& h) { return h.act_margin.size() == 3; })
           .check("merge_freq", "a multiple of save_freq", [](const H& h) { return h.merge_freq % h.save_freq == 0; });

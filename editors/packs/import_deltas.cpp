@@ -3,16 +3,20 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/core/json.h>
+#include <emend/core/mapped.h>
 #include <emend/core/npz.h>
 #include <emend/core/regex.h>
 #include <emend/core/safetensors.h>
 #include <emend/core/setting.h>
+#include <emend/core/text.h>
 #include <emend/devices/route.h>
 #include <emend/editors/packs/import_deltas.h>
+#include <emend/editors/packs/pack.h>
 #include <emend/models/family.h>
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 namespace emend::editors {
 namespace {
@@ -32,10 +36,7 @@ class Importer {
       : source_(source), model_(model), weight_(weight) {}
 
   std::vector<WeightDelta> run() {
-    if (std::filesystem::is_directory(source_))
-      read_adapter();
-    else
-      add_file();
+    std::filesystem::is_directory(source_) ? read_adapter() : add_file();
     if (deltas_.empty()) refuse(ErrorClass::kCorruption, "no change", "at least one");
     for (const auto& delta : deltas_) {
       if (!delta.finite())
@@ -119,39 +120,28 @@ class Importer {
   }
 
   void add_file() {
-    if (source_.extension() == ".npz") return add_named(tensors_of(NpzFile(source_)));
+    if (source_.extension() == ".npz") {
+      const NpzFile file(source_);
+      return add_named(file.names(), [&](const std::string& name) { return file.read(name); });
+    }
     const SafetensorsFile file(source_);
     if (is_pack(file))
       refuse(ErrorClass::kInvalidArgument, "an edit pack", "a change that another program wrote; packs need no import");
-    add_named(tensors_of(file));
+    add_named(mapped(file.tensors(), key_of), [&](const std::string& name) { return file.tensor(name); });
   }
 
-  using Named = std::vector<std::pair<std::string, at::Tensor>>;
-
-  static Named tensors_of(const NpzFile& file) {
-    Named tensors;
-    for (const auto& name : file.names()) tensors.emplace_back(name, file.read(name));
-    return tensors;
-  }
-
-  static Named tensors_of(const SafetensorsFile& file) {
-    Named tensors;
-    for (const auto& [name, info] : file.tensors()) tensors.emplace_back(name, file.tensor(name));
-    return tensors;
-  }
-
-  void add_named(const Named& tensors) {
+  void add_named(const std::vector<std::string>& names, const std::function<at::Tensor(const std::string&)>& read) {
     static const std::vector<std::string> kEndings = {"key_mat", "val_mat", "left_vector", "right_vector"};
     Parts parts;
     bool used = false;
-    for (const auto& [given, tensor] : tensors) {
-      const bool nameless = std::find(kEndings.begin(), kEndings.end(), given) != kEndings.end();
+    for (const auto& given : names) {
+      const bool nameless = std::ranges::count(kEndings, given) > 0;
       if (nameless && weight_.empty())
         refuse(ErrorClass::kInvalidArgument, "\"" + given + "\" without the weight that it changes",
                "names such as W." + given + ", or " + setting("weight", "W"));
       used = used || nameless;
       const auto [weight, ending] = split(nameless ? weight_ + "." + given : given, kEndings);
-      parts[weight][ending] = tensor;
+      parts[weight][ending] = read(given);
     }
     if (!used) refuse_weight();
     for (const auto& entry : parts) {

@@ -2,6 +2,7 @@
 #include <emend/core/cache_folder.h>
 #include <emend/core/error.h>
 #include <emend/core/json.h>
+#include <emend/core/mapped.h>
 #include <emend/core/safetensors.h>
 #include <emend/core/setting.h>
 #include <emend/core/staged.h>
@@ -220,7 +221,7 @@ std::vector<LedgerEntry> Ledger::entries() const {
     list.back().active = true;
   }
   for (const auto& [id, entry] : known_)
-    if (std::find(active_.begin(), active_.end(), id) == active_.end()) list.push_back(entry);
+    if (std::ranges::count(active_, id) == 0) list.push_back(entry);
   return list;
 }
 
@@ -230,7 +231,7 @@ std::string Ledger::resolve(const std::string& id_or_path) const {
   if (std::filesystem::is_regular_file(id_or_path)) wanted = pack_id(id_or_path);
   std::vector<std::string> matches;
   for (const auto& [id, entry] : known_)
-    if (id.rfind(wanted, 0) == 0) matches.push_back(id);
+    if (id.starts_with(wanted)) matches.push_back(id);
   if (matches.size() == 1) return matches[0];
   const std::string list = join(known_, ", ", key_of);
   throw Error(ErrorClass::kNotFound,
@@ -239,16 +240,16 @@ std::string Ledger::resolve(const std::string& id_or_path) const {
 }
 
 LedgerEntry Ledger::examine(const EditPack& pack) const {
-  LedgerEntry entry;
-  entry.id = pack.id;
-  entry.editor = pack.editor;
-  entry.facts = static_cast<int64_t>(pack.facts.size());
+  LedgerEntry entry{.id = pack.id,
+                    .editor = pack.editor,
+                    .facts = std::ssize(pack.facts),
+                    .subjects = {},
+                    .weights = mapped(pack.deltas, &WeightDelta::weight),
+                    .applied_at = utc_text(std::time(nullptr)),
+                    .runtime = !pack.runtime.empty(),
+                    .under = pack.under.edits};
   for (const auto& fact : pack.facts)
     if (entry.subjects.size() < 3) entry.subjects.push_back(fact.value("subject", ""));
-  for (const auto& delta : pack.deltas) entry.weights.push_back(delta.weight);
-  entry.runtime = !pack.runtime.empty();
-  entry.under = pack.under.edits;
-  entry.applied_at = utc_text(std::time(nullptr));
   const auto files = models::weight_files(folder_);
   Rounding rounding;
   for (const auto& delta : pack.deltas) {
@@ -275,8 +276,7 @@ std::vector<std::string> Ledger::apply(const std::vector<std::filesystem::path>&
   for (const auto& path : packs) {  // everything is checked before anything is written
     all.push_back({path.string(), load_pack(path)});
     EditPack& pack = all.back().pack;
-    if (std::find(here.edits.begin() + static_cast<std::ptrdiff_t>(before), here.edits.end(), pack.id) !=
-        here.edits.end())
+    if (std::ranges::count(std::span(here.edits).subspan(before), pack.id) > 0)
       refuse({path.string(), "the edit " + pack.id + ", named twice", "each pack once", ""});
     respell(pack, there);
     require_base(pack, base_, options, path.string(), here);
@@ -317,7 +317,7 @@ void Ledger::revert(const std::vector<std::string>& ids_or_paths) {
   auto active = active_;
   for (const auto& name : ids_or_paths) {
     const std::string id = resolve(name);
-    if (std::ranges::find(active_, id) == active_.end())
+    if (std::ranges::count(active_, id) == 0)
       refuse({folder_.string(), "the edit " + id + " is not in force", "", "emend list shows what is"});
     std::erase(active, id);
   }
@@ -330,15 +330,14 @@ void Ledger::revert(const std::vector<std::string>& ids_or_paths) {
 void Ledger::warn_of_missing(const std::vector<std::string>& active) const {
   for (const auto& id : active)
     for (const auto& under : known_.at(id).under)
-      if (std::find(active.begin(), active.end(), under) == active.end())
+      if (std::ranges::count(active, under) == 0)
         log_.warning("ledger.under", "the edit " + id + " was made on top of " + under + ", which is not in force");
 }
 
 void Ledger::stamp_and_change(const std::vector<std::string>& active) {
   const auto known = known_;
   for (const auto& id : active_)
-    if (std::find(active.begin(), active.end(), id) == active.end())
-      known_[id].applied_at = utc_text(std::time(nullptr));
+    if (std::ranges::count(active, id) == 0) known_[id].applied_at = utc_text(std::time(nullptr));
   try {
     change(active);
   } catch (...) {

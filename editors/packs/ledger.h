@@ -71,7 +71,7 @@ class Ledger {
 
   /// Adds packs and puts them in force, last and in this order: all of them or, if one is refused, none. Returns their
   /// ids. Throws Error(kInvalidArgument) if a pack is for another model (require_base), in conflict with one in force
-  /// or with another (require_no_conflicts), or does not fit.
+  /// or with another (require_together), or does not fit.
   std::vector<std::string> apply(const std::vector<std::filesystem::path>& packs, const ApplyPackOptions& options = {});
   /// Takes packs out of force (by id, a unique beginning of it, or the path of the pack file), all of them or none.
   /// Throws Error(kNotFound) listing the ids, Error(kInvalidArgument) if one is not in force.

@@ -95,57 +95,6 @@ std::string StoredState::text() const {
   return state.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
-EditPack kept_pack(const std::filesystem::path& ledger, const std::string& id) {
-  const auto path = ledger / "packs" / (id + ".safetensors");
-  auto pack = load_pack(path);
-  if (pack.id != id)
-    throw Error(ErrorClass::kCorruption,
-                {path.string(), "the edit " + pack.id, "the edit " + id, "put the pack back that was applied"});
-  return pack;
-}
-
-std::vector<NamedPack> load_packs(const std::filesystem::path& ledger, const Lineage& lineage) {
-  std::vector<NamedPack> packs;
-  for (const auto& id : lineage.edits) {
-    packs.push_back({"edit " + id, kept_pack(ledger, id)});
-    packs.back().pack.rebase(lineage.base);
-  }
-  return packs;
-}
-
-}  // namespace emend::editors::detail
-
-namespace emend::editors {
-
-using detail::StoredState;
-
-// Empty where there is no ledger. While a change is under way nobody knows what the weights hold.
-static StoredState state_of(const std::filesystem::path& model_folder) {
-  const auto path = model_folder / detail::kFolder / detail::kState;
-  std::error_code error;
-  if (model_folder.empty() || !std::filesystem::exists(path, error)) return {};
-  StoredState state = detail::read_state(path);
-  if (state.pending)
-    throw Error(ErrorClass::kCorruption,
-                {model_folder.string(), "a change of its edits that is not finished", "a finished one",
-                 "wait for the process that changes it, or list the folder's edits: that finishes what an interrupted "
-                 "one began"});
-  return state;
-}
-
-bool has_runtime_edits(const std::filesystem::path& model_folder) {
-  const StoredState state = state_of(model_folder);
-  return std::ranges::any_of(state.active, [&](const auto& id) { return state.known.at(id).runtime; });
-}
-
-Lineage lineage_of(const std::filesystem::path& model_folder) {
-  StoredState state = state_of(model_folder);
-  if (state.active.empty()) return {};  // what stands in the folder is the original
-  return {std::move(state.base), std::move(state.active)};
-}
-
-namespace detail {
-
 // Earlier versions wrote no checksum.
 SafetensorsFile open_originals(const std::filesystem::path& path) {
   if (std::error_code none; !std::filesystem::exists(path, none))
@@ -206,7 +155,54 @@ void respell(EditPack& pack, const FolderWeights& weights) {
       }
 }
 
-}  // namespace detail
+EditPack kept_pack(const std::filesystem::path& ledger, const std::string& id) {
+  const auto path = ledger / "packs" / (id + ".safetensors");
+  auto pack = load_pack(path);
+  if (pack.id != id)
+    throw Error(ErrorClass::kCorruption,
+                {path.string(), "the edit " + pack.id, "the edit " + id, "put the pack back that was applied"});
+  return pack;
+}
+
+std::vector<NamedPack> load_packs(const std::filesystem::path& ledger, const Lineage& lineage) {
+  std::vector<NamedPack> packs;
+  for (const auto& id : lineage.edits) {
+    packs.push_back({"edit " + id, kept_pack(ledger, id)});
+    packs.back().pack.rebase(lineage.base);
+  }
+  return packs;
+}
+
+}  // namespace emend::editors::detail
+
+namespace emend::editors {
+
+using detail::StoredState;
+
+// Empty where there is no ledger. While a change is under way nobody knows what the weights hold.
+static StoredState state_of(const std::filesystem::path& model_folder) {
+  const auto path = model_folder / detail::kFolder / detail::kState;
+  std::error_code error;
+  if (model_folder.empty() || !std::filesystem::exists(path, error)) return {};
+  StoredState state = detail::read_state(path);
+  if (state.pending)
+    throw Error(ErrorClass::kCorruption,
+                {model_folder.string(), "a change of its edits that is not finished", "a finished one",
+                 "wait for the process that changes it, or list the folder's edits: that finishes what an interrupted "
+                 "one began"});
+  return state;
+}
+
+bool has_runtime_edits(const std::filesystem::path& model_folder) {
+  const StoredState state = state_of(model_folder);
+  return std::ranges::any_of(state.active, [&](const auto& id) { return state.known.at(id).runtime; });
+}
+
+Lineage lineage_of(const std::filesystem::path& model_folder) {
+  StoredState state = state_of(model_folder);
+  if (state.active.empty()) return {};  // what stands in the folder is the original
+  return {std::move(state.base), std::move(state.active)};
+}
 
 std::vector<NamedPack> packs_in_force(const std::filesystem::path& model_folder) {
   return detail::load_packs(model_folder / detail::kFolder, lineage_of(model_folder));

@@ -5,9 +5,9 @@
 #include <emend/core/text.h>
 #include <emend/datasets/lint.h>
 #include <emend/editors/packs/merge.h>
-#include <emend/editors/packs/steer_part.h>
 
 #include <algorithm>
+#include <numeric>
 
 namespace emend::editors {
 namespace {
@@ -40,8 +40,7 @@ class PairCheck {
   // The upper one was made with the lower one in force, so it may change its answers.
   [[nodiscard]] bool one_on_the_other() const {
     const auto on = [](const EditPack& upper, const EditPack& lower) {
-      const auto& edits = upper.under.edits;
-      return !lower.id.empty() && std::find(edits.begin(), edits.end(), lower.id) != edits.end();
+      return !lower.id.empty() && std::ranges::count(upper.under.edits, lower.id) > 0;
     };
     return on(a_, b_) || on(b_, a_);
   }
@@ -119,22 +118,36 @@ std::string describe(const MergeConflict& conflict, std::span<const NamedPack> p
   return packs[conflict.first].name + " and " + packs[conflict.second].name + ": " + conflict.what;
 }
 
+// The one judgement of merging and applying; with `allow` only what cannot be added at all counts.
+void require_no_conflicts(const std::vector<MergeConflict>& conflicts, std::span<const NamedPack> packs, bool allow,
+                          const std::string& where, const std::string& advice) {
+  constexpr size_t kShown = 8;
+  std::string list;
+  size_t n = 0;
+  for (const auto& conflict : conflicts)
+    if ((!allow || always_fails(conflict.kind)) && ++n <= kShown)
+      list += "\n  " + std::string(to_string(conflict.kind)) + ": " + describe(conflict, packs);
+  if (n == 0) return;
+  if (n > kShown) list += "\n  and " + std::to_string(n - kShown) + " more";
+  refuse({where, std::to_string(n) + (n == 1 ? " conflict:" : " conflicts:") + list,
+          "packs for one model that go together", allow ? "different models and shapes cannot be added" : advice});
+}
+
 // The packs that stay: in list order for kFirst, from the end for kLast, each only if it agrees with all taken before.
 std::vector<size_t> choose(std::span<const NamedPack> packs, const std::vector<MergeConflict>& conflicts,
                            OnConflict on_conflict) {
-  std::vector<size_t> order, used;
-  for (size_t i = 0; i < packs.size(); ++i) order.push_back(i);
+  std::vector<size_t> order(packs.size()), used;
+  std::iota(order.begin(), order.end(), size_t{0});
   if (on_conflict != OnConflict::kFirst && on_conflict != OnConflict::kLast) return order;
-  if (on_conflict == OnConflict::kLast) std::reverse(order.begin(), order.end());
-  for (const size_t pack : order) {
-    const bool agrees = std::none_of(conflicts.begin(), conflicts.end(), [&](const MergeConflict& conflict) {
-      const size_t other = conflict.first == pack ? conflict.second : conflict.first;
-      return (conflict.first == pack || conflict.second == pack) &&
-             std::find(used.begin(), used.end(), other) != used.end();
-    });
-    if (agrees) used.push_back(pack);
-  }
-  std::sort(used.begin(), used.end());
+  if (on_conflict == OnConflict::kLast) std::ranges::reverse(order);
+  const auto is_used = [&](size_t pack) { return std::ranges::count(used, pack) > 0; };
+  for (const size_t pack : order)
+    if (std::ranges::none_of(conflicts, [&](const MergeConflict& conflict) {
+          return (conflict.first == pack && is_used(conflict.second)) ||
+                 (conflict.second == pack && is_used(conflict.first));
+        }))
+      used.push_back(pack);
+  std::ranges::sort(used);
   return used;
 }
 
@@ -182,9 +195,9 @@ void settle_base(const std::vector<const EditPack*>& packs, EditPack& merged) {
   for (const EditPack* pack : packs) {
     size_t missing = 0;
     for (const auto& id : pack->under.edits) {
-      if (std::any_of(packs.begin(), packs.end(), [&](const EditPack* part) { return part->id == id; })) continue;
+      if (std::ranges::count(packs, id, &EditPack::id) > 0) continue;
       ++missing;
-      if (std::find(edits.begin(), edits.end(), id) == edits.end()) edits.push_back(id);
+      if (std::ranges::count(edits, id) == 0) edits.push_back(id);
     }
     if (missing > most) merged.base_fingerprint = pack->base_fingerprint;
     most = std::max(most, missing);
@@ -229,20 +242,6 @@ std::string text_of(const nlohmann::json& fact, const char* key) {
 std::string question_of(const nlohmann::json& fact) {
   const std::string prompt = datasets::with_subject(text_of(fact, "prompt"), text_of(fact, "subject"));
   return std::string(trimmed(prompt, " \t\n"));
-}
-
-void require_no_conflicts(const std::vector<MergeConflict>& conflicts, std::span<const NamedPack> packs, bool allow,
-                          const std::string& where, const std::string& advice) {
-  constexpr size_t kShown = 8;
-  std::string list;
-  size_t n = 0;
-  for (const auto& conflict : conflicts)
-    if ((!allow || always_fails(conflict.kind)) && ++n <= kShown)
-      list += "\n  " + std::string(to_string(conflict.kind)) + ": " + describe(conflict, packs);
-  if (n == 0) return;
-  if (n > kShown) list += "\n  and " + std::to_string(n - kShown) + " more";
-  refuse({where, std::to_string(n) + (n == 1 ? " conflict:" : " conflicts:") + list,
-          "packs for one model that go together", allow ? "different models and shapes cannot be added" : advice});
 }
 
 void require_together(std::span<const NamedPack> packs, size_t before, bool allow, const std::string& where,

@@ -65,11 +65,9 @@ struct Merge {
 /// All conflicts between two packs of the list, in its order.
 [[nodiscard]] std::vector<MergeConflict> find_conflicts(std::span<const NamedPack> packs);
 
-/// The one judgement of merging and applying: throws Error(kInvalidArgument) naming `where`, packs and facts if there
-/// is a conflict; with `allow` only for what cannot be added at all (kBase, kWeight). `advice`: how else to go on.
-void require_no_conflicts(const std::vector<MergeConflict>& conflicts, std::span<const NamedPack> packs, bool allow,
-                          const std::string& where, const std::string& advice);
-/// The same for packs that come to `before` others, the first of the list, which are together already.
+/// Of packs that come to `before` others, the first of the list, which are together already: throws
+/// Error(kInvalidArgument) naming `where`, packs and facts if there is a conflict; with `allow` only for what cannot be
+/// added at all (kBase, kWeight). `advice`: how else to go on.
 void require_together(std::span<const NamedPack> packs, size_t before, bool allow, const std::string& where,
                       const std::string& advice);
 

@@ -12,6 +12,7 @@
 #include <emend/models/checkpoint.h>
 
 #include <algorithm>
+#include <cstring>
 #include <set>
 
 namespace emend::editors {
@@ -43,23 +44,34 @@ nlohmann::json fact_summary(const datasets::Fact& fact) {
   return json;
 }
 
-const char* name_of(models::Orientation orientation) {
-  return orientation == models::Orientation::kInOut ? "in-out" : "out-in";
+// A file of another kind claims a header beyond 4 GiB; one that was cut short or damaged further on does not.
+SafetensorsFile open_pack(const std::filesystem::path& path) {
+  try {
+    return SafetensorsFile(path);
+  } catch (const Error& error) {
+    uint64_t header_bytes = 0;
+    if (const MappedFile file(path); file.size() >= sizeof header_bytes)
+      std::memcpy(&header_bytes, file.data(), sizeof header_bytes);
+    if (error.error_class() != ErrorClass::kCorruption || header_bytes >> 32 == 0) throw;
+    throw Error(ErrorClass::kCorruption,
+                {path.string(), "no edit pack", "a file that emend saved as one",
+                 "name the edit.safetensors of a run; if this is one, it is damaged: fetch or write it again"});
+  }
 }
 
 // Reads a pack with errors that name the file.
 class PackReader {
  public:
-  explicit PackReader(const std::filesystem::path& path) : path_(path), file_(path) {}
+  explicit PackReader(const std::filesystem::path& path) : path_(path), file_(open_pack(path)) {}
 
   EditPack read() {
     if (text("format") != kPackFormat)
       refuse("format \"" + text("format") + "\"", std::string("\"") + kPackFormat + "\"");
-    const int version = number(text("version"));
+    const int version = number_in<int>(text("version")).value_or(0);
     if (version > kPackVersion)
       throw Error(ErrorClass::kUnsupported, {path_.string(), "format version " + std::to_string(version),
                                              "at most " + std::to_string(kPackVersion), "use a newer emend"});
-    if (version < 1) refuse("format version " + text("version"), "1 or more");
+    if (version < 1) refuse("format version \"" + text("version") + "\"", "1 or more");
     const std::string manifest_text = text("manifest");
     try {
       read_manifest(parse_json(manifest_text, path_.string() + ": manifest"));
@@ -70,13 +82,8 @@ class PackReader {
       refuse("tensors that the manifest does not name", "only the pack's own");
     if (text("checksum") != checksum(manifest_text, tensors_))
       refuse("a checksum that does not fit the data", "an unaltered file");
-    for (const auto& delta : pack_.deltas) {
-      try {
-        delta.require_finite();
-      } catch (const Error& error) {
-        refuse(error.what(), "finite numbers");
-      }
-    }
+    for (const auto& delta : pack_.deltas)
+      if (!delta.finite()) refuse("a change of " + delta.weight + " with NaN or infinite entries", "finite numbers");
     return std::move(pack_);
   }
 
@@ -88,11 +95,6 @@ class PackReader {
     const auto found = file_.metadata().find(name);
     if (found == file_.metadata().end()) refuse("no \"" + name + "\" in the header", "an edit pack of emend");
     return found->second;
-  }
-  [[nodiscard]] int number(const std::string& digits) const {
-    if (digits.empty() || digits.size() > 6 || digits.find_first_not_of("0123456789") != std::string::npos)
-      refuse("version \"" + digits + "\"", "a number");
-    return std::stoi(digits);
   }
 
   void read_manifest(const nlohmann::json& manifest) {
@@ -199,16 +201,6 @@ nlohmann::json runtime_manifest(const EditPack& pack, NamedTensors& tensors) {
   return list;
 }
 
-// Everything that can be wrong between a pack and a model, before anything is written.
-void require_fit(const models::Model& model, const EditPack& pack, const ApplyPackOptions& options) {
-  require_base(pack, model.fingerprint(), options, "edit pack", lineage_of(model.checkpoint().path()));
-  if (!pack.runtime.empty() && !options.runtime_apart)
-    throw Error(ErrorClass::kUnsupported,
-                {"edit pack", "an edit with a part beside the weights (" + pack.runtime_kinds() + ")",
-                 "a change of weights", "keep it as a pack: generate, chat, eval and serve load it"});
-  require_shapes(model, pack);
-}
-
 }  // namespace
 
 void require_shapes(const models::Model& model, const EditPack& pack, const std::string& where) {
@@ -228,14 +220,9 @@ bool is_pack(const SafetensorsFile& file) {
 void require_base(const EditPack& pack, const std::string& fingerprint, const ApplyPackOptions& options,
                   const std::string& where, const Lineage& here) {
   constexpr size_t kShortest = 8;
-  const auto in_force = [&](const std::string& id) {
-    return std::find(here.edits.begin(), here.edits.end(), id) != here.edits.end();
-  };
-  const auto refuse = [&](const std::string& got, const std::string& expected, const std::string& advice) {
-    throw Error(ErrorClass::kInvalidArgument, {where, got, expected, advice});
-  };
+  const auto in_force = [&](const std::string& id) { return std::ranges::count(here.edits, id) > 0; };
   if (!pack.id.empty() && in_force(pack.id))
-    refuse("the edit " + pack.id + " is already in force", "", "revert it first, or apply another pack");
+    refuse({where, "the edit " + pack.id + " is already in force", "", "revert it first, or apply another pack"});
   if (options.force || pack.base_fingerprint == fingerprint) return;
   const std::string& own = here.base.empty() ? fingerprint : here.base;
   bool same_base = pack.root() == own;
@@ -248,19 +235,19 @@ void require_base(const EditPack& pack, const std::string& fingerprint, const Ap
   if (!same_base) {
     const std::string base = pack.root().substr(0, 12);
     if (const auto room = pack.extra.find("spare_neurons"); room != pack.extra.end())
-      refuse("a pack made for the model " + base + ", with " + room->dump() + " neurons more in every MLP",
-             "that model, not " + own.substr(0, 12),
-             "make room first (emend convert, with " + room->dump() + " spare neurons) and use that folder");
-    refuse("a pack made for the model " + base, "one for this model, " + own.substr(0, 12),
-           "use the pack's own model; if this is the same model in another form, accept that base by name (" +
-               setting("accept_base", base) + ") or use " + setting("force"));
+      refuse({where, "a pack made for the model " + base + ", with " + room->dump() + " neurons more in every MLP",
+              "that model, not " + own.substr(0, 12),
+              "make room first (emend convert, with " + room->dump() + " spare neurons) and use that folder"});
+    refuse({where, "a pack made for the model " + base, "one for this model, " + own.substr(0, 12),
+            "use the pack's own model; if this is the same model in another form, accept that base by name (" +
+                setting("accept_base", base) + ") or use " + setting("force")});
   }
   std::string missing;
   for (const auto& id : pack.under.edits)
     if (!in_force(id)) append_item(missing, id);
   if (!missing.empty())
-    refuse("a pack made on top of the edits " + missing, "a model with these edits in force",
-           "apply them first, or use " + setting("force"));
+    refuse({where, "a pack made on top of the edits " + missing, "a model with these edits in force",
+            "apply them first, or use " + setting("force")});
 }
 
 std::string EditPack::runtime_kinds() const {
@@ -290,18 +277,18 @@ EditPack EditPack::from_results(const models::Model& model, std::span<const Edit
   return pack;
 }
 
-void save_pack(const std::filesystem::path& path, const EditPack& pack, at::ScalarType dtype) {
+void save_pack(const std::filesystem::path& path, const EditPack& pack) {
   NamedTensors tensors;
   nlohmann::json deltas = nlohmann::json::array();
   for (const auto& delta : pack.deltas) {
     const std::string number = std::to_string(deltas.size());
     const auto add = [&](const char* part, const at::Tensor& value) {
       tensors.emplace_back(number + "." + part,
-                           devices::to_host(value.detach(), devices::Purpose::kDelta).to(dtype).contiguous());
+                           devices::to_host(value.detach(), devices::Purpose::kDelta).to(at::kDouble).contiguous());
     };
     nlohmann::json entry = {{"weight", delta.weight},
                             {"layer", delta.layer},
-                            {"orientation", name_of(delta.orientation)},
+                            {"orientation", delta.orientation == models::Orientation::kInOut ? "in-out" : "out-in"},
                             {"shape", delta.shape()},
                             {"form", delta.low_rank() ? "factors" : "dense"}};
     if (delta.low_rank()) {
@@ -364,7 +351,12 @@ std::string pack_id(const std::filesystem::path& path) {
 
 std::unique_ptr<EditTransaction> apply_pack(models::Model& model, const EditPack& pack,
                                             const ApplyPackOptions& options) {
-  require_fit(model, pack, options);
+  require_base(pack, model.fingerprint(), options, "edit pack", lineage_of(model.checkpoint().path()));
+  if (!pack.runtime.empty() && !options.runtime_apart)
+    throw Error(ErrorClass::kUnsupported,
+                {"edit pack", "an edit with a part beside the weights (" + pack.runtime_kinds() + ")",
+                 "a change of weights", "keep it as a pack: generate, chat, eval and serve load it"});
+  require_shapes(model, pack);
   auto transaction = std::make_unique<EditTransaction>(model);
   for (const auto& delta : pack.deltas) (void)apply_delta(delta, *transaction);
   return transaction;

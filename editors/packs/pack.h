@@ -44,8 +44,8 @@ struct EditPack {
                                              std::span<const datasets::Fact> facts);
 };
 
-/// Writes atomically. Factors are stored in `dtype` (float64 keeps them exactly; float32 halves the file).
-void save_pack(const std::filesystem::path& path, const EditPack& pack, at::ScalarType dtype = at::kDouble);
+/// Writes atomically. Changes are stored in float64, which keeps them exactly.
+void save_pack(const std::filesystem::path& path, const EditPack& pack);
 /// Throws Error(kCorruption) for anything that is not a whole, unaltered pack (checksum, shapes, ranks, names),
 /// Error(kUnsupported) for a newer format version.
 [[nodiscard]] EditPack load_pack(const std::filesystem::path& path);

@@ -2,23 +2,55 @@
 #include <emend/core/json.h>
 #include <emend/core/text.h>
 #include <emend/editors/packs/runtime.h>
-#include <emend/editors/packs/steer_part.h>
 #include <emend/editors/registry.h>
 
-namespace emend::editors {
+#include <cmath>
 
-std::vector<RuntimeKind> all_runtimes() {
+namespace emend::editors {
+namespace {
+
+RuntimeEdit make_steer_runtime(const RuntimePart& part, const models::Model& model, const std::string& where) {
+  models::ControlVector vector;
+  for (const auto& [name, values] : part.tensors) {
+    const int layer = number_in<int>(name.substr(name.find('.') + 1)).value_or(-1);
+    if (!name.starts_with("direction.") || layer < 0)
+      throw Error(ErrorClass::kCorruption, {where, "tensor \"" + name + "\"", "directions alone", ""});
+    vector.layers[layer] = detail::part_tensor(part, name, {-1}, where).to(at::kFloat);
+    vector.origin[layer] = part.values.at("origin").value(std::to_string(layer), 0.0);
+  }
+  models::SteerOptions options;
+  options.strength = part.values.at("strength");
+  options.by = part.values.at("by");
+  options.decay = part.values.at("decay");
+  if (!std::isfinite(options.strength) || options.decay < 0)
+    throw Error(ErrorClass::kCorruption, {where, "a strength or decay that cannot be", "finite, and from 0 on", ""});
+  models::require_steering(model, vector, options, where);
+  return {.attach = [vector = std::move(vector), options = std::move(options), where](const models::Model& to) {
+    return models::attach_steering(to, vector, options, where);
+  }};
+}
+
+}  // namespace
+
+RuntimePart steer_part(const models::ControlVector& vector, const models::SteerOptions& options) {
+  RuntimePart part{.kind = kSteerKind,
+                   .values = {{"strength", options.strength},
+                              {"by", options.by},
+                              {"decay", options.decay},
+                              {"origin", nlohmann::json::object()}}};
+  for (const auto& [layer, values] : vector.layers)
+    if (options.layers.contains(layer)) part.tensors["direction." + std::to_string(layer)] = values;
+  for (const auto& [layer, from] : vector.origin) part.values["origin"][std::to_string(layer)] = from;
+  return part;
+}
+
+RuntimeEdit make_runtime(const RuntimePart& part, const models::Model& model, const std::string& where) {
   std::vector<RuntimeKind> kinds;
   for (const auto& editor : all_editors())
     if (editor.runtime) kinds.push_back(*editor.runtime);
-  kinds.push_back(steer_runtime());
-  return kinds;
-}
-
-std::unique_ptr<RuntimeEdit> make_runtime(const RuntimePart& part, const models::Model& model,
-                                          const std::string& where) {
+  kinds.push_back({kSteerKind, 1, make_steer_runtime});
   std::string names;
-  for (const auto& kind : all_runtimes()) {
+  for (const auto& kind : kinds) {
     append_item(names, kind.name);
     if (kind.name != part.kind) continue;
     if (part.version > kind.version)
@@ -36,8 +68,8 @@ std::unique_ptr<RuntimeEdit> make_runtime(const RuntimePart& part, const models:
 }
 
 void RuntimeScope::add(const RuntimePart& part, const models::Model& model, const std::string& where) {
-  auto edit = make_runtime(part, model, where);
-  handles_.push_back(edit->attach(model));
+  RuntimeEdit edit = make_runtime(part, model, where);
+  if (edit.attach) handles_.push_back(edit.attach(model));
   edits_.push_back(std::move(edit));
 }
 
@@ -48,29 +80,9 @@ void RuntimeScope::clear() noexcept {
 
 std::string RuntimeScope::prefix(std::string_view prompt) const {
   std::string text;
-  for (const auto& edit : edits_) text += edit->prefix(prompt);
+  for (const auto& edit : edits_)
+    if (edit.prefix) text += edit.prefix(prompt);
   return text;
-}
-
-namespace {
-
-using Attach = std::function<std::vector<hooks::HookHandle>(const models::Model&)>;
-
-class HookedEdit final : public RuntimeEdit {
- public:
-  explicit HookedEdit(Attach attach) : attach_(std::move(attach)) {}
-  [[nodiscard]] std::vector<hooks::HookHandle> attach(const models::Model& model) const override {
-    return attach_(model);
-  }
-
- private:
-  Attach attach_;
-};
-
-}  // namespace
-
-std::unique_ptr<RuntimeEdit> detail::hooked(Attach attach) {
-  return std::make_unique<HookedEdit>(std::move(attach));
 }
 
 at::Tensor detail::part_tensor(const RuntimePart& part, const std::string& name, const std::vector<int64_t>& sizes,
@@ -87,6 +99,11 @@ at::Tensor detail::part_tensor(const RuntimePart& part, const std::string& name,
       {where,
        part.kind + (found == part.tensors.end() ? " without tensor \"" : " with an ill-shaped tensor \"") + name + "\"",
        "[" + shape + "]", "get the pack again from where it came"});
+}
+
+void detail::append_row(at::Tensor& rows, const at::Tensor& row) {
+  const at::Tensor added = row.detach().unsqueeze(0);
+  rows = rows.defined() ? at::cat({rows, added}) : added.clone();
 }
 
 models::EditSite detail::part_site(const RuntimePart& part, const models::Model& model, const std::string& where) {

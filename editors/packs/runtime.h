@@ -13,47 +13,36 @@
 
 #include <emend/datasets/fact.h>
 #include <emend/hooks/hook_point.h>
+#include <emend/models/control_vector.h>
 #include <emend/models/model.h>
 
 namespace emend::editors {
 
 /// The data of one edit beside the weights. Tensors are on the host, float32, float64 or int64.
 struct RuntimePart {
-  std::string kind =
-      {};           ///< "grace", "neuraldb", "wise", "ike": that of an editor's RuntimeKind; "steer" (steer_part.h)
-  int version = 1;  ///< of the kind's own layout
+  std::string kind = {};  ///< "grace", "neuraldb", "wise", "ike": that of an editor's RuntimeKind; "steer" (steer_part)
+  int version = 1;        ///< of the kind's own layout
   nlohmann::json values = nlohmann::json::object();
   std::map<std::string, at::Tensor> tensors = {};
 };
 
-/// The behaviour of one part. Immutable.
-class RuntimeEdit {
- public:
-  virtual ~RuntimeEdit() = default;
+/// The behaviour of one part: one of both.
+struct RuntimeEdit {
   /// Attaches the edit; it is in force as long as the handles live. The hooks keep what they need alive.
-  [[nodiscard]] virtual std::vector<hooks::HookHandle> attach(const models::Model& model) const {
-    (void)model;
-    return {};
-  }
-  /// Text to put in front of a prompt; empty for edits that work inside the model.
-  [[nodiscard]] virtual std::string prefix(std::string_view prompt) const {
-    (void)prompt;
-    return {};
-  }
+  std::function<std::vector<hooks::HookHandle>(const models::Model& model)> attach = {};
+  /// Text to put in front of a prompt.
+  std::function<std::string(std::string_view prompt)> prefix = {};
 };
 
 struct RuntimeKind {
   std::string name = {};
   int version = 1;  ///< the newest one that is understood
-  std::unique_ptr<RuntimeEdit> (*make)(const RuntimePart& part, const models::Model& model, const std::string& where);
+  RuntimeEdit (*make)(const RuntimePart& part, const models::Model& model, const std::string& where);
 };
-/// Those of the table of editors, in its order, and directions to steer by.
-[[nodiscard]] std::vector<RuntimeKind> all_runtimes();
 
 /// Checks a part against the model. Throws, naming `where`: Error(kUnsupported) for an unknown kind or a newer version,
 /// Error(kCorruption) for missing or ill-shaped tensors and values, Error(kInvalidArgument) if it misfits the model.
-[[nodiscard]] std::unique_ptr<RuntimeEdit> make_runtime(const RuntimePart& part, const models::Model& model,
-                                                        const std::string& where);
+[[nodiscard]] RuntimeEdit make_runtime(const RuntimePart& part, const models::Model& model, const std::string& where);
 
 /// Edits in force for a scope, in the order in which they were added.
 class RuntimeScope {
@@ -65,9 +54,14 @@ class RuntimeScope {
   [[nodiscard]] std::string prefix(std::string_view prompt) const;
 
  private:
-  std::vector<std::unique_ptr<RuntimeEdit>> edits_;
+  std::vector<RuntimeEdit> edits_;
   std::vector<std::vector<hooks::HookHandle>> handles_;
 };
+
+inline constexpr const char* kSteerKind = "steer";
+/// A control vector beside the weights: its layers in the options' range, and how they steer. Values: "strength", "by",
+/// "decay", "origin" by layer; tensors "direction.N". Several of them act one after the other.
+[[nodiscard]] RuntimePart steer_part(const models::ControlVector& vector, const models::SteerOptions& options);
 
 namespace detail {
 
@@ -75,6 +69,8 @@ namespace detail {
 /// Throws Error(kCorruption) naming `where`.
 [[nodiscard]] at::Tensor part_tensor(const RuntimePart& part, const std::string& name,
                                      const std::vector<int64_t>& sizes, const std::string& where);
+/// Adds `row` to `rows`, which are undefined while there are none.
+void append_row(at::Tensor& rows, const at::Tensor& row);
 /// The block named by values.layer, checked against the model and against the widths of its rewritten matrix.
 [[nodiscard]] models::EditSite part_site(const RuntimePart& part, const models::Model& model, const std::string& where);
 /// Hooks at two sites of `layer`: `answer` is given what stood at `in` in this pass, detached, and what it led to at
@@ -82,10 +78,6 @@ namespace detail {
 [[nodiscard]] std::vector<hooks::HookHandle> attach_answer(
     const models::Model& model, hooks::Site in, hooks::Site out, int layer,
     std::function<at::Tensor(const at::Tensor& in, const at::Tensor& out)> answer);
-
-/// An edit that works inside the model, by what `attach` does.
-[[nodiscard]] std::unique_ptr<RuntimeEdit> hooked(
-    std::function<std::vector<hooks::HookHandle>(const models::Model& model)> attach);
 
 }  // namespace detail
 }  // namespace emend::editors

@@ -22,16 +22,10 @@ struct GraceBook {
   [[nodiscard]] static GraceBook from(const RuntimePart& part, const models::EditSite& site, const std::string& where);
 };
 
-/// What decides at one layer. Tensors on the layer's device.
-struct GraceLookup {
-  at::Tensor keys_EF, radius_E;
-  /// Nearest entry of each token [N], and whether the token lies within its radius [N].
-  [[nodiscard]] std::pair<at::Tensor, at::Tensor> find(const at::Tensor& query_NF) const;
-};
-
-/// Hooks at a layer that replace outputs by rows of `values` (called at every pass; may carry gradients).
-[[nodiscard]] std::vector<hooks::HookHandle> attach_grace(const models::Model& model, int layer, GraceLookup lookup,
-                                                          std::function<at::Tensor()> values_ED);
+/// Nearest entry of each token [N], int64, and whether the token lies within its radius [N], bool.
+///   query_NF [N,F] any float dtype; keys_EF [E,F], radius_E [E]: all on one device
+[[nodiscard]] std::pair<at::Tensor, at::Tensor> find_in_book(const at::Tensor& query_NF, const at::Tensor& keys_EF,
+                                                             const at::Tensor& radius_E);
 
 /// NeuralDB's store: keys of one layer, and what is added to the layer's output where a token's key resembles one.
 struct NeuralStore {

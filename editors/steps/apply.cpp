@@ -24,7 +24,7 @@ void require_shape(const std::string& weight, at::IntArrayRef got, at::IntArrayR
 }
 
 struct Sums {
-  double weight = 0, delta = 0, projection = 0, rounding = 0;
+  double weight = 0, delta = 0, projection = 0;
 };
 
 // Adds to one block of rows and accumulates squared norms.
@@ -32,8 +32,9 @@ void add_rows(at::Tensor rows_DF, const at::Tensor& delta_DF, const std::string&
   const at::Tensor before = rows_DF.to(at::kDouble);
   const at::Tensor after = (before + delta_DF).to(rows_DF.scalar_type());
   const at::Tensor written = after.to(at::kDouble) - before;
-  const at::Tensor figures = at::stack({before.square().sum(), delta_DF.square().sum(), (written * delta_DF).sum(),
-                                        (written - delta_DF).square().sum()});
+  // The last one only tells whether all that was written is finite.
+  const at::Tensor figures =
+      at::stack({before.square().sum(), delta_DF.square().sum(), (written * delta_DF).sum(), written.sum()});
   const at::Tensor host = devices::to_host(figures);
   const double* values = host.const_data_ptr<double>();
   if (!std::isfinite(values[3])) {
@@ -44,17 +45,13 @@ void add_rows(at::Tensor rows_DF, const at::Tensor& delta_DF, const std::string&
   sums.weight += values[0];
   sums.delta += values[1];
   sums.projection += values[2];
-  sums.rounding += values[3];
 }
 
 ApplyReport report_of(const Sums& sums) {
   ApplyReport report;
   report.weight_norm = std::sqrt(sums.weight);
   report.delta_norm = std::sqrt(sums.delta);
-  if (sums.delta > 0) {
-    report.survived = sums.projection / sums.delta;
-    report.rounding = std::sqrt(sums.rounding / sums.delta);
-  }
+  if (sums.delta > 0) report.survived = sums.projection / sums.delta;
   return report;
 }
 
@@ -135,23 +132,20 @@ LayerFigures& add_delta(const WeightDelta& delta, EditTransaction& transaction, 
   return result.layers.emplace_back(figures_of_write(delta.layer, delta.weight, report));
 }
 
-WeightChange weight_change(const EditTransaction& transaction, const std::string& weight, int layer) {
+WeightDelta weight_change(const EditTransaction& transaction, const std::string& weight, int layer) {
   const at::NoGradGuard no_grad;
   const models::Model& model = transaction.model();
   const at::Tensor original = transaction.originals().at(weight).to(at::kDouble);
   const at::Tensor now = devices::to_host(model.weight(weight).detach()).to(at::kDouble);
-  WeightChange change;
-  change.delta = WeightDelta::as_stored(weight, layer, now - original, model.family().orientation);
-  change.figures = figures_of_write(layer, weight,
-                                    {.weight_norm = original.norm().item<double>(), .delta_norm = change.delta.norm()});
-  return change;
+  return WeightDelta::as_stored(weight, layer, now - original, model.family().orientation);
 }
 
 const WeightDelta& add_change(const EditTransaction& transaction, const std::string& weight, int layer,
                               EditResult& result) {
-  WeightChange change = weight_change(transaction, weight, layer);
-  result.layers.push_back(std::move(change.figures));
-  return result.deltas.emplace_back(std::move(change.delta));
+  const WeightDelta& delta = result.deltas.emplace_back(weight_change(transaction, weight, layer));
+  const double before = transaction.originals().at(weight).to(at::kDouble).norm().item<double>();
+  result.layers.push_back(figures_of_write(layer, weight, {.weight_norm = before, .delta_norm = delta.norm()}));
+  return delta;
 }
 
 // Bit for bit: a NaN equals itself, and 0 is not −0.

@@ -11,7 +11,6 @@ struct ApplyReport {
   double weight_norm = 0;  ///< ‖W‖ before
   double delta_norm = 0;   ///< ‖ΔW‖
   double survived = 1;  ///< ⟨W_after − W_before, ΔW⟩ / ‖ΔW‖²; 1 for an exact write, 0 if rounding swallowed all
-  double rounding = 0;  ///< ‖(W_after − W_before) − ΔW‖ / ‖ΔW‖
 };
 
 /// Adds the delta to its weight, in place, on the weight's device and in its stored orientation: computed in float64
@@ -36,15 +35,10 @@ LayerFigures& add_delta(const WeightDelta& delta, EditTransaction& transaction, 
 /// As apply_delta, for a whole new value (training editors, masks): `value` in the stored orientation and shape.
 void write_weight(const std::string& weight, const at::Tensor& value, EditTransaction& transaction);
 
-/// What a transaction has done to a weight, as one exact delta.
-struct WeightChange {
-  WeightDelta delta;     ///< dense, float64, host: added to the original it gives the weight's bytes back
-  LayerFigures figures;  ///< norms
-};
-
-/// Difference between a kept weight as it is now and its original. Throws std::out_of_range if it was not kept.
-[[nodiscard]] WeightChange weight_change(const EditTransaction& transaction, const std::string& weight, int layer);
-/// weight_change, with delta and figures added to `result`. Returns the delta there.
+/// What a transaction has done to a weight, as one delta, dense, float64, host: added to the kept original it gives the
+/// weight's bytes back. Throws std::out_of_range if it was not kept.
+[[nodiscard]] WeightDelta weight_change(const EditTransaction& transaction, const std::string& weight, int layer);
+/// weight_change, with the delta and its norms added to `result`. Returns the delta there.
 const WeightDelta& add_change(const EditTransaction& transaction, const std::string& weight, int layer,
                               EditResult& result);
 

@@ -102,15 +102,10 @@ ContextTemplates parse_contexts(const nlohmann::json& json, const std::string& w
       fail("\"" + item.get<std::string>() + "\" with " + std::to_string(count_slots(item)) + " places {}");
     group.push_back(item);
   };
-  if (list.front().is_string()) {
+  for (const auto& items : list.front().is_string() ? nlohmann::json::array({list}) : list) {
+    if (!items.is_array() || items.empty()) fail("a group that is no list of templates");
     contexts.groups.emplace_back();
-    for (const auto& item : list) add(contexts.groups[0], item);
-  } else {
-    for (const auto& items : list) {
-      if (!items.is_array() || items.empty()) fail("a group that is no list of templates");
-      contexts.groups.emplace_back();
-      for (const auto& item : items) add(contexts.groups.back(), item);
-    }
+    for (const auto& item : items) add(contexts.groups.back(), item);
   }
   if (contexts.groups[0][0] != "{}") fail("the first template is \"" + contexts.groups[0][0] + "\"");
   return contexts;

@@ -7,7 +7,6 @@
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <algorithm>
-#include <cctype>
 
 namespace emend::editors {
 
@@ -18,21 +17,13 @@ PromptRow answered(const PromptRow& prompt, const std::vector<int64_t>& answer) 
   return row;
 }
 
-// A letter or a digit, Latin to Armenian.
-static bool in_word(std::string_view text, size_t at) {
-  const char32_t c = character_at(text, at).code.value_or(0);
-  return c < 0x80 ? std::isalnum(static_cast<int>(c)) != 0 : c >= 0xC0 && c < 0x590 && c != 0xD7 && c != 0xF7;
-}
-
 bool lengthens(const models::Tokenizer& tokenizer, const std::vector<int64_t>& answer, int64_t id) {
   std::vector<int64_t> ids = answer;
   const std::string before = tokenizer.decode(ids);
   ids.push_back(id);
   const std::string after = tokenizer.decode(ids);
-  if (before.empty() || after.size() <= before.size()) return false;
-  size_t last = before.size() - 1;
-  while (last > 0 && (before[last] & 0xC0) == 0x80) --last;
-  return in_word(before, last) && in_word(after, before.size());
+  return !before.empty() && after.size() > before.size() && in_spaced_word(before, before.size() - 1) &&
+         in_spaced_word(after, before.size());
 }
 
 std::vector<Continuation> continue_greedily(const models::Model& model,

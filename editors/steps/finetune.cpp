@@ -24,10 +24,6 @@ struct Trained {
   at::Tensor master, original;
 };
 
-std::string with_prefix(const std::string& name, const std::string& prefix) {
-  return prefix.empty() || name.starts_with(prefix) ? name : prefix + name;
-}
-
 class FineTuneRun {
  public:
   FineTuneRun(const FineTuneHparams& hparams, const std::string& editor, models::Model& model,
@@ -223,17 +219,17 @@ std::vector<std::string> weights_of_module(const models::Model& model, int layer
   const auto& family = model.family();
   std::string module = module_template.empty() ? family.modules.rewrite : module_template;
   if (const size_t slot = module.find("{}"); slot != std::string::npos) module.replace(slot, 2, std::to_string(layer));
-  module = with_prefix(module, family.base_prefix);
+  module = models::without_base(family, module);
   std::vector<std::string> weights, biases;
   const auto tensors = models::expected_tensors(family, model.config());
   const auto& names = model.weight_names();  // the same list under the checkpoint's own names
   EMEND_CHECK(names.size() == tensors.size(), "a name a tensor of the family's table");
-  const auto name_of = [&](size_t i) { return with_prefix(tensors[i].name, family.base_prefix); };
-  for (size_t i = 0; i < tensors.size(); ++i)
-    if (tensors[i].layer == layer && tensors[i].expert < 0 &&
-        (name_of(i).starts_with(module + ".") ||
-         name_of(i) == module))  // or the weight itself, as EasyEdit's files say
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const std::string name = models::without_base(family, tensors[i].name);
+    const bool meant = name == module || name.starts_with(module + ".");  // EasyEdit's files name the weight itself
+    if (meant && tensors[i].layer == layer && tensors[i].expert < 0)
       (tensors[i].bias ? biases : weights).push_back(names[i]);
+  }
   if (weights.empty())
     refuse({where + ": rewrite_module_tmp", "\"" + module_template + "\"",
             "a module of a block with a weight, such as \"" + family.modules.rewrite + "\"",

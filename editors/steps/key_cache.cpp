@@ -8,16 +8,18 @@ namespace {
 
 const std::string kPrefix = "original.";
 
+// What is kept of a layer, by its name in a saved state.
+const std::map<std::string, at::Tensor EarlierKeys::*> kParts = {
+    {"keys", &EarlierKeys::keys_FP}, {"sum", &EarlierKeys::sum_FF}, {"values", &EarlierKeys::values_DF}};
+
 at::Tensor gram(const at::Tensor& keys_FP) {
   const at::Tensor keys = keys_FP.to(at::kDouble);
   return keys.mm(keys.t());
 }
 
-// The sum alone, once it is the smaller of the two.
+// The sum alone, once it is the smaller of the two. There are keys.
 void fold(EarlierKeys& layer) {
-  const bool many = layer.keys_FP.defined() && layer.keys_FP.size(1) > layer.keys_FP.size(0);
-  if (!layer.sum_FF.defined() && !many) return;
-  if (!layer.keys_FP.defined()) return;
+  if (!layer.sum_FF.defined() && layer.keys_FP.size(1) <= layer.keys_FP.size(0)) return;
   const at::Tensor more = gram(layer.keys_FP);
   layer.sum_FF = layer.sum_FF.defined() ? layer.sum_FF + more : more;
   layer.keys_FP = at::Tensor();
@@ -68,12 +70,10 @@ EarlierKeys KeyCache::layer(size_t index) const {
 
 std::map<std::string, at::Tensor> KeyCache::state() const {
   std::map<std::string, at::Tensor> state;
-  for (size_t i = 0; i < layers_.size(); ++i) {
-    const std::string number = std::to_string(i);
-    if (layers_[i].keys_FP.defined()) state.emplace("keys." + number, layers_[i].keys_FP);
-    if (layers_[i].sum_FF.defined()) state.emplace("sum." + number, layers_[i].sum_FF);
-    if (layers_[i].values_DF.defined()) state.emplace("values." + number, layers_[i].values_DF);
-  }
+  for (size_t i = 0; i < layers_.size(); ++i)
+    for (const auto& [kind, part] : kParts)
+      if (const at::Tensor& kept = layers_[i].*part; kept.defined())
+        state.emplace(kind + "." + std::to_string(i), kept);
   return state;
 }
 
@@ -82,11 +82,11 @@ void KeyCache::load(const std::map<std::string, at::Tensor>& state) {
   for (const auto& [name, tensor] : state) {
     const size_t dot = name.find('.');
     const std::string kind = name.substr(0, dot), number = dot == std::string::npos ? "" : name.substr(dot + 1);
-    if ((kind != "keys" && kind != "sum" && kind != "values") || number.empty() || number.size() > 4 ||
+    if (!kParts.contains(kind) || number.empty() || number.size() > 4 ||
         number.find_first_not_of("0123456789") != std::string::npos || std::stoul(number) >= layers.size())
       refuse_memory("\"" + name + "\"");
     EarlierKeys& layer = layers[std::stoul(number)];
-    at::Tensor& place = kind == "keys" ? layer.keys_FP : kind == "sum" ? layer.sum_FF : layer.values_DF;
+    at::Tensor& place = layer.*kParts.at(kind);
     if (tensor.dim() != 2 || (kind == "sum" && tensor.size(0) != tensor.size(1)) || place.defined() ||
         (kind != "values" && (layer.keys_FP.defined() || layer.sum_FF.defined())))
       refuse_memory("\"" + name + "\" of an odd shape or twice");
@@ -109,14 +109,11 @@ void OriginalWeights::save(std::map<std::string, at::Tensor>& state) const {
 
 void OriginalWeights::load(std::map<std::string, at::Tensor>& state) {
   weights_.clear();
-  for (auto entry = state.begin(); entry != state.end();) {
-    if (!entry->first.starts_with(kPrefix)) {
-      ++entry;
-      continue;
-    }
-    weights_.emplace(entry->first.substr(kPrefix.size()), entry->second.clone());
-    entry = state.erase(entry);
-  }
+  std::erase_if(state, [&](const auto& entry) {
+    const bool own = entry.first.starts_with(kPrefix);
+    if (own) weights_.emplace(entry.first.substr(kPrefix.size()), entry.second.clone());
+    return own;
+  });
 }
 
 }  // namespace emend::editors

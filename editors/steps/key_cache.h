@@ -32,8 +32,6 @@ class KeyCache {
   /// `values_DN`: what the keys were to give, or nothing; always or never.
   /// Throws Error(kInvalidArgument) if the number of layers or a width differs from what is there.
   void add(const std::vector<at::Tensor>& keys_FN, const std::vector<at::Tensor>& values_DN = {});
-  void clear() { layers_.clear(); }
-  [[nodiscard]] bool empty() const noexcept { return layers_.empty(); }
   /// Nothing is defined before the first add().
   [[nodiscard]] EarlierKeys layer(size_t index) const;
 
@@ -62,7 +60,6 @@ class OriginalWeights {
       throw;
     }
   }
-  void clear() { weights_.clear(); }
   /// By checkpoint name, in the stored orientation and dtype.
   [[nodiscard]] const std::map<std::string, at::Tensor>& weights() const noexcept { return weights_; }
 

@@ -11,6 +11,7 @@
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <algorithm>
+#include <functional>
 
 namespace emend::editors {
 
@@ -61,7 +62,15 @@ constexpr int64_t kChunkTokens = 4096;
 constexpr int64_t kLeastShared = 64;  // tokens that a beginning has to save
 constexpr size_t kReferenceBatch = 128;
 
-std::vector<at::Tensor> joined(const std::vector<std::vector<at::Tensor>>& parts) {
+// What `run` gives of a few rows at a time, a tensor a site.
+std::vector<at::Tensor> in_batches(
+    const std::vector<PromptRow>& rows, size_t sites,
+    const std::function<std::vector<at::Tensor>(std::span<const PromptRow> some, size_t begin)>& run) {
+  std::vector<std::vector<at::Tensor>> parts(sites);
+  for (size_t begin = 0; begin < rows.size(); begin += kReferenceBatch) {
+    const auto values = run(std::span(rows).subspan(begin, std::min(kReferenceBatch, rows.size() - begin)), begin);
+    for (size_t s = 0; s < sites; ++s) parts[s].push_back(values[s]);
+  }
   return mapped(parts, [](const auto& part) { return at::cat(part); });
 }
 
@@ -69,34 +78,33 @@ std::vector<at::Tensor> joined(const std::vector<std::vector<at::Tensor>>& parts
 std::vector<at::Tensor> collect_padded(const models::Model& model, const std::vector<PromptRow>& rows,
                                        const std::vector<hooks::SiteRef>& sites, const EditContext& context) {
   const devices::PlainOperators plain;
-  std::vector<std::vector<at::Tensor>> parts(sites.size());
-  for (size_t begin = 0; begin < rows.size(); begin += kReferenceBatch) {
+  return in_batches(rows, sites.size(), [&](std::span<const PromptRow> some, size_t) {
     context.cancel.check("keys");
-    const size_t count = std::min(kReferenceBatch, rows.size() - begin);
-    std::vector<std::vector<int64_t>> ids;
-    for (size_t i = 0; i < count; ++i) ids.push_back(rows[begin + i].ids);
-    const auto batch = models::TokenBatch::padded(ids, detail::pad_token(model));
+    const auto batch = models::TokenBatch::padded(mapped(some, &PromptRow::ids), detail::pad_token(model));
     std::vector<int64_t> lookup;
-    for (size_t i = 0; i < count; ++i) lookup.push_back(batch.token(static_cast<int64_t>(i), rows[begin + i].lookup));
+    for (const PromptRow& row : some) lookup.push_back(batch.token(std::ssize(lookup), row.lookup));
     hooks::HookSession session(model.hooks());
     for (const auto& site : sites) session.capture(site);
     session.attach();
     (void)model.forward(batch);
-    for (size_t s = 0; s < sites.size(); ++s) {
-      const at::Tensor all = session.captured(sites[s]);
-      parts[s].push_back(all.index_select(0, devices::index_on(lookup, all)));
-    }
+    auto values = mapped(sites, [&](const auto& site) {
+      const at::Tensor all = session.captured(site);
+      return all.index_select(0, devices::index_on(lookup, all));
+    });
     session.finish();
-  }
-  return joined(parts);
+    return values;
+  });
+}
+
+std::vector<int64_t> up_to_lookup(const PromptRow& row) {
+  return {row.ids.begin(), row.ids.begin() + row.lookup + 1};
 }
 
 // With `share_beginnings` a row that another one begins with is read on the way.
 CutRows cut(const std::vector<PromptRow>& rows, bool share_beginnings = false) {
   CutRows cuts;
   std::map<std::vector<int64_t>, std::vector<size_t>> places;
-  for (size_t i = 0; i < rows.size(); ++i)
-    places[{rows[i].ids.begin(), rows[i].ids.begin() + rows[i].lookup + 1}].push_back(i);
+  for (size_t i = 0; i < rows.size(); ++i) places[up_to_lookup(rows[i])].push_back(i);
   std::vector<decltype(places)::iterator> order;
   for (auto at = places.begin(); at != places.end(); ++at) order.push_back(at);
   if (!share_beginnings) std::ranges::sort(order, {}, [](const auto& at) { return at->second[0]; });
@@ -237,11 +245,10 @@ class Gathered {
 
 }  // namespace
 
-at::Tensor average_keys(const at::Tensor& keys_PF, const ContextTemplates& contexts, KeyWeighting weighting) {
+at::Tensor average_keys(const at::Tensor& keys_PF, const ContextTemplates& contexts) {
   const auto n_contexts = static_cast<int64_t>(contexts.size());
   EMEND_CHECK(n_contexts > 0 && keys_PF.size(0) % n_contexts == 0, "keys of whole facts");
   const at::Tensor keys_NCF = keys_PF.view({-1, n_contexts, keys_PF.size(1)});
-  if (weighting == KeyWeighting::kPlainMean) return keys_NCF.mean(1);
   at::Tensor sum;
   int64_t begin = 0;
   for (const auto& group : contexts.groups) {
@@ -273,16 +280,11 @@ std::vector<at::Tensor> collect_with(const models::Model& model, const std::vect
                                      hooks::SiteRef site, const at::Tensor& values_ND,
                                      const std::vector<hooks::SiteRef>& sites, const EditContext& context) {
   const at::NoGradGuard no_grad;
-  std::vector<std::vector<at::Tensor>> parts(sites.size());
-  for (size_t begin = 0; begin < rows.size(); begin += kReferenceBatch) {
+  return in_batches(rows, sites.size(), [&](std::span<const PromptRow> some, size_t begin) {
     context.cancel.check("replay");
-    const size_t count = std::min(kReferenceBatch, rows.size() - begin);
-    std::vector<std::vector<int64_t>> ids;
-    for (size_t i = begin; i < begin + count; ++i)
-      ids.emplace_back(rows[i].ids.begin(), rows[i].ids.begin() + rows[i].lookup + 1);
-    const auto batch = models::TokenBatch::from_rows(ids);
+    const auto batch = models::TokenBatch::from_rows(mapped(some, up_to_lookup));
     const auto last = batch.last_tokens();
-    const at::Tensor wanted_ND = values_ND.narrow(0, static_cast<int64_t>(begin), static_cast<int64_t>(count));
+    const at::Tensor wanted_ND = values_ND.narrow(0, static_cast<int64_t>(begin), std::ssize(some));
     hooks::HookSession session(model.hooks());
     session.edit(site, [&](const at::Tensor& out) {
       const at::Tensor here = devices::route_like(wanted_ND, out, devices::Purpose::kKeys).to(out.scalar_type());
@@ -291,10 +293,10 @@ std::vector<at::Tensor> collect_with(const models::Model& model, const std::vect
     for (const auto& one : sites) session.capture(one, {.reference = false, .tokens = last});
     session.attach();
     (void)model.forward(batch, {.logit_tokens = kNoTokens});
-    for (size_t s = 0; s < sites.size(); ++s) parts[s].push_back(session.captured(sites[s]));
+    auto values = mapped(sites, [&](const auto& one) { return session.captured(one); });
     session.finish();
-  }
-  return joined(parts);
+    return values;
+  });
 }
 
 struct LayerWalk::State {

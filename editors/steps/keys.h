@@ -8,14 +8,9 @@
 
 namespace emend::editors {
 
-enum class KeyWeighting {
-  kByGroup,    ///< mean within each group of contexts, then over groups: MEMIT's ½ and 1/10 each
-  kPlainMean,  ///< all contexts alike
-};
-
-/// [N·C, F] keys of all contexts, fact-major → [N, F] averages, in the keys' dtype.
-[[nodiscard]] at::Tensor average_keys(const at::Tensor& keys_PF, const ContextTemplates& contexts,
-                                      KeyWeighting weighting);
+/// [N·C, F] keys of all contexts, fact-major → [N, F] averages, in the keys' dtype: means within each group of
+/// contexts, then over groups, MEMIT's ½ and 1/10 each.
+[[nodiscard]] at::Tensor average_keys(const at::Tensor& keys_PF, const ContextTemplates& contexts);
 
 /// The values of the sites at each row's looked-up token, [P, width] each, for the model as it is now. Rows are cut
 /// after the token and equal ones are computed once (fast), or run whole, padded and to the last layer (reference).

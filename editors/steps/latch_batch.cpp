@@ -8,7 +8,6 @@
 #include <emend/editors/detail/latch_batch.h>
 #include <emend/editors/detail/latch_gates.h>
 #include <emend/editors/detail/latch_prompts.h>
-#include <emend/editors/detail/latch_room.h>
 #include <emend/editors/steps/chat_rows.h>
 #include <emend/editors/steps/continuations.h>
 #include <emend/editors/steps/keys.h>
@@ -26,6 +25,44 @@ namespace emend::editors::detail {
 namespace {
 
 using Ids = std::vector<int64_t>;
+
+// The neurons of the layers of all_layers(), as a batch takes them.
+class LatchRoom {
+ public:
+  LatchRoom(const LatchHparams& hparams, const std::vector<LayerMemory>& memory, const models::Model& model)
+      : room_(hparams.room) {
+    for (const int64_t layer : hparams.all_layers()) {
+      const int at = static_cast<int>(layer);
+      layers_.push_back({.used = memory[layers_.size()].used.size(),
+                         .vacant = vacant_neurons(model, MlpWeights::of(model, at)).size(),
+                         .width = model.edit_site(at).in_features});
+    }
+  }
+
+  // Takes `neurons` in one of the places [begin, end) and returns it: the first layer with so many vacant ones, then
+  // the first with room; if there is none, the one of which least is taken.
+  [[nodiscard]] size_t take(size_t begin, size_t end, size_t neurons) {
+    const auto first = layers_.begin() + static_cast<std::ptrdiff_t>(begin);
+    const auto last = layers_.begin() + static_cast<std::ptrdiff_t>(end);
+    auto best = std::find_if(first, last, [&](const Layer& layer) { return layer.vacant >= neurons; });
+    if (best == last)
+      best = std::find_if(first, last, [&](const Layer& layer) {
+        return static_cast<double>(layer.used) < room_ * static_cast<double>(layer.width);
+      });
+    if (best == last) best = std::ranges::min_element(first, last, {}, &Layer::used);
+    best->vacant -= std::min(best->vacant, neurons);
+    best->used += neurons;
+    return static_cast<size_t>(best - layers_.begin());
+  }
+
+ private:
+  struct Layer {
+    size_t used, vacant;
+    int64_t width;
+  };
+  double room_;
+  std::vector<Layer> layers_;
+};
 
 class LatchBatch {
  public:
@@ -61,11 +98,7 @@ class LatchBatch {
       choose_asides();
       optimise();
     }
-    {
-      const PhaseTimer timer(result_, "insert");
-      prompts_ = prompts_at_subjects(h_, {facts_, batch_, chats_}, texts_, reader(), context_, units_);
-      if (!units_.empty()) write({0, h_.layers.size()});
-    }
+    insert({0, h_.layers.size()});
     if (!h_.release_layers.empty()) release(released, after);
     context_.cancel.check("insert");
     transaction_.commit();
@@ -270,9 +303,7 @@ class LatchBatch {
       read_weights();
       optimise_releases(after);
     }
-    const PhaseTimer timer(result_, "insert");
-    prompts_ = prompts_at_answers(h_, {facts_, batch_, chats_}, texts_, reader(), context_, units_);
-    if (!units_.empty()) write({h_.layers.size(), memory_.size()});
+    insert({h_.layers.size(), memory_.size()});
   }
 
   void optimise_releases(const Continuations& after) {
@@ -295,7 +326,10 @@ class LatchBatch {
     std::erase_if(units_, [](const LatchUnit& unit) { return unit.target.status == FactStatus::kFailed; });
   }
 
-  void write(Places stage) {
+  void insert(Places stage) {
+    const PhaseTimer timer(result_, "insert");
+    prompts_ = gate_prompts(h_, {facts_, batch_, chats_}, texts_, reader(), context_, units_);
+    if (units_.empty()) return;
     const auto units_at = units_by_place();
     std::vector<size_t> places;
     for (const auto& [place, units] : units_at) places.push_back(place);

@@ -195,16 +195,12 @@ PromptRow gate_prompt(const models::Tokenizer& tokenizer, const std::string& sen
   return off_the_sink(render_prompt(tokenizer, sentence, subject, token));
 }
 
-std::vector<PromptRow> prompts_at_subjects(const LatchHparams& hparams, const FactTexts& texts, const LatchTexts& text,
-                                           const models::Model& reader, const EditContext& context,
-                                           std::vector<LatchUnit>& units) {
-  return GatePrompts(hparams, texts, text, reader, context).at_subjects(units);
-}
-
-std::vector<PromptRow> prompts_at_answers(const LatchHparams& hparams, const FactTexts& texts, const LatchTexts& text,
-                                          const models::Model& reader, const EditContext& context,
-                                          std::vector<LatchUnit>& units) {
-  return GatePrompts(hparams, texts, text, reader, context).at_answers(units);
+std::vector<PromptRow> gate_prompts(const LatchHparams& hparams, const FactTexts& texts, const LatchTexts& text,
+                                    const models::Model& reader, const EditContext& context,
+                                    std::vector<LatchUnit>& units) {
+  GatePrompts prompts(hparams, texts, text, reader, context);
+  const bool releases = !units.empty() && units[0].layer >= hparams.layers.size();
+  return releases ? prompts.at_answers(units) : prompts.at_subjects(units);
 }
 
 }  // namespace emend::editors::detail

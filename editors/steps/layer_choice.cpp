@@ -3,7 +3,7 @@
 #include <emend/hparams/locate.h>
 #include <emend/models/family.h>
 
-#include <algorithm>
+#include <set>
 
 namespace emend::editors {
 namespace {
@@ -60,16 +60,11 @@ void require_layers(const std::vector<int64_t>& layers, const models::Model& mod
 
 std::vector<int> chosen_layers(const LayerChoice& choice, const models::Model& model, const hparams::RawHparams& raw) {
   require_layers(choice.layers, model, raw);
-  std::vector<int> layers;
-  for (const int64_t layer : choice.layers) {
-    layers.push_back(static_cast<int>(layer));
-    (void)model.edit_site(layers.back());
-  }
+  std::set<int> layers;
+  for (const int64_t layer : choice.layers) layers.insert(model.edit_site(static_cast<int>(layer)).layer);
   for (const auto& parameter : choice.inner_params)
-    layers.push_back(layer_of(parameter, model, raw.where("inner_params")));
-  std::sort(layers.begin(), layers.end());
-  layers.erase(std::unique(layers.begin(), layers.end()), layers.end());
-  return layers;
+    layers.insert(layer_of(parameter, model, raw.where("inner_params")));
+  return {layers.begin(), layers.end()};
 }
 
 int chosen_layer(const LayerChoice& choice, const models::Model& model, const hparams::RawHparams& raw) {

@@ -77,7 +77,8 @@ at::Tensor LearningPass::coefficients(std::span<const double> weight_R) const {
   EMEND_CHECK(weight_R.size() == rows(), "a weight a row");
   std::vector<double> weights;
   for (const int64_t row : label_row_)
-    weights.push_back(weight_R[static_cast<size_t>(row)] / static_cast<double>(labels(static_cast<size_t>(row))));
+    weights.push_back(weight_R[static_cast<size_t>(row)] /
+                      static_cast<double>(labels_of_row_[static_cast<size_t>(row)]));
   return at::tensor(weights, at::kDouble).to(detail::work_dtype(*model_));
 }
 
@@ -87,7 +88,7 @@ std::vector<double> LearningPass::row_means(const at::Tensor& nll_M) const {
   for (size_t m = 0; m < label_row_.size(); ++m)
     means[static_cast<size_t>(label_row_[m])] += host.const_data_ptr<double>()[m];
   for (size_t r = 0; r < means.size(); ++r) {
-    means[r] /= static_cast<double>(labels(r));
+    means[r] /= static_cast<double>(labels_of_row_[r]);
     if (!std::isfinite(means[r]))
       throw Error(ErrorClass::kNumeric, {"training row " + std::to_string(r), "a loss that is not a number",
                                          "a finite loss", "lower the learning rate"});
@@ -153,8 +154,7 @@ PassResult LearningPass::run_in_segments(std::span<const double> weight_R, const
   {
     const at::NoGradGuard no_grad;
     for (int begin = first_layer_; begin < model_->n_layers(); begin += layers_per_segment) {
-      segments.push_back({begin, std::min(begin + layers_per_segment, model_->n_layers()), hidden_ND,
-                          random.save ? random.save() : std::vector<at::Tensor>()});
+      segments.push_back({begin, std::min(begin + layers_per_segment, model_->n_layers()), hidden_ND, random.save()});
       hidden_ND = through(segments.back(), hidden_ND);
     }
   }
@@ -168,10 +168,10 @@ PassResult LearningPass::run_in_segments(std::span<const double> weight_R, const
   at::Tensor grad_ND = at::zeros_like(hidden_ND);
   grad_ND.index_add_(0, token_M,
                      devices::route_like(loss.grad_MD, hidden_ND, devices::Purpose::kLoss, devices::Dtype::kMatch));
-  const std::vector<at::Tensor> after = random.save ? random.save() : std::vector<at::Tensor>();
+  const std::vector<at::Tensor> after = random.save();
   const at::AutoGradMode with_grad(true);
   for (auto segment = segments.rbegin(); segment != segments.rend(); ++segment) {
-    if (random.load) random.load(segment->random);
+    random.load(segment->random);
     at::Tensor entering_ND = segment->entering_ND;
     std::vector<at::Tensor> wanted = leaves;
     if (entering_ND.defined()) wanted.push_back(entering_ND = entering_ND.detach().requires_grad_(true));
@@ -182,7 +182,7 @@ PassResult LearningPass::run_in_segments(std::span<const double> weight_R, const
         result.gradients[i] = result.gradients[i].defined() ? result.gradients[i] + grads[i] : grads[i];
     if (entering_ND.defined()) grad_ND = grads.back();
   }
-  if (random.load) random.load(after);
+  random.load(after);
   return result;
 }
 

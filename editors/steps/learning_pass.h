@@ -63,14 +63,13 @@ class LearningPass {
   /// (Chen et al. 2016, arXiv 1604.06174): memory for one segment of layers, at the price of a second forward pass.
   /// `leaves` must not depend on what hooks catch. Fast engine only.
   [[nodiscard]] PassResult run_in_segments(std::span<const double> weight_R, const std::vector<at::Tensor>& leaves,
-                                           int layers_per_segment, const RandomState& random = {}) const;
+                                           int layers_per_segment, const RandomState& random) const;
   /// The loss alone.
   [[nodiscard]] PassResult measure() const;
 
   /// The packed rows that hooks see.
   [[nodiscard]] const models::TokenBatch& batch() const noexcept { return batch_; }
   [[nodiscard]] size_t rows() const noexcept { return labels_of_row_.size(); }
-  [[nodiscard]] int64_t labels(size_t row) const { return labels_of_row_.at(row); }
 
  private:
   [[nodiscard]] at::Tensor coefficients(std::span<const double> weight_R) const;

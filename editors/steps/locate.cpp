@@ -32,18 +32,12 @@ bool acts_through_norm(const TargetSpec& spec, const models::Model& model) {
 
 class BatchEdit {
  public:
-  // What an editor brings to a batch. Nothing is changed but `contexts`, where they are sampled.
-  struct Memory {
-    const KeyCache& keys;
-    const OriginalWeights& originals;
-    const std::vector<at::Tensor>&carried, &shared;
-    double nas_norm;
-    std::optional<ContextTemplates>& contexts;
-  };
-
-  BatchEdit(const LocateRecipe& recipe, const Memory& memory, models::Model& model, const EditContext& context)
+  // `contexts` are sampled into where there are none.
+  BatchEdit(const LocateRecipe& recipe, const LocateMemory& memory, std::optional<ContextTemplates>& contexts,
+            models::Model& model, const EditContext& context)
       : recipe_(recipe),
         memory_(memory),
+        kept_contexts_(contexts),
         model_(model),
         context_(context),
         transaction_(model, context.transaction),
@@ -75,35 +69,37 @@ class BatchEdit {
 
   /// Keys of every layer with the model as it is now.
   std::vector<at::Tensor> keys_of_all_layers() {
-    std::vector<hooks::SiteRef> sites;
-    for (const int64_t layer : recipe_.common.layers)
-      sites.push_back({hooks::Site::kMlpDownIn, static_cast<int>(layer)});
+    const auto sites = mapped(layers(), [](int layer) { return hooks::SiteRef{hooks::Site::kMlpDownIn, layer}; });
     std::vector<at::Tensor> keys_FN;
     for (const auto& keys_PF : collect_at_lookup(model_, all_rows(), sites, context_))
-      keys_FN.push_back(
-          outside(devices::to_host(average_keys(keys_PF, *contexts_, recipe_.weighting).t().to(context_.solve_dtype)),
-                  memory_.shared[keys_FN.size()]));
+      keys_FN.push_back(outside(devices::to_host(average_keys(keys_PF, *contexts_).t().to(context_.solve_dtype)),
+                                memory_.shared[keys_FN.size()]));
     return keys_FN;
   }
 
   /// The keys of this batch (and what they were to give) join those of earlier ones.
-  void remember(KeyCache& keys) {
-    if (!recipe_.keys_as_written) return keys.add(keys_of_all_layers());
+  void remember() {
+    if (!recipe_.keys_as_written) return memory_.keys.add(keys_of_all_layers());
     if (recipe_.values_as_given) take_given_values();
-    keys.add(written_keys_, recipe_.compensates ? wanted_values_ : std::vector<at::Tensor>{});
+    memory_.keys.add(written_keys_, recipe_.compensates ? wanted_values_ : std::vector<at::Tensor>{});
   }
-  [[nodiscard]] double nas_norm() const noexcept { return memory_.nas_norm; }
-  [[nodiscard]] const std::vector<at::Tensor>& carries() const noexcept { return carries_; }
 
-  void commit() noexcept { transaction_.commit(); }
+  /// What was written stays; the memory that the next batch is to find.
+  LocateMemory commit() noexcept {
+    memory_.carried = std::move(carries_);
+    transaction_.commit();
+    return std::move(memory_);
+  }
 
  private:
   [[nodiscard]] std::vector<int> layers() const { return {recipe_.common.layers.begin(), recipe_.common.layers.end()}; }
 
   void prepare(std::span<const datasets::Fact> facts) {
+    if (recipe_.modifiers.suit > 0 && !memory_.shared.at(0).defined())
+      memory_.shared = names_share(model_, layers(), recipe_.modifiers.suit, context_);
     {
       const PhaseTimer timer(result_, "contexts");
-      contexts_ = &ensure_contexts(model_, recipe_.common, recipe_.grouping, context_, memory_.contexts);
+      contexts_ = &ensure_contexts(model_, recipe_.common, ContextGrouping::kPlainApart, context_, kept_contexts_);
       result_.contexts = *contexts_;
       result_.seed = context_.seed;
     }
@@ -111,7 +107,7 @@ class BatchEdit {
       const PhaseTimer timer(result_, "statistics");
       if (recipe_.needs_statistics) prepare_statistics(model_, layers(), recipe_.editor, context_);
     }
-    batch_ = render_batch(model_, facts, *contexts_, {parse_fact_token(recipe_.common.fact_token), recipe_.kl_prompts});
+    batch_ = render_batch(model_, facts, *contexts_, {parse_fact_token(recipe_.common.fact_token)});
     result_.outcomes = batch_.outcomes;
   }
 
@@ -230,7 +226,7 @@ class BatchEdit {
     }
     const auto keys_PF =
         collect_at_lookup(model_, rows, {{hooks::Site::kMlpDownIn, recipe_.targets.sites[0].layer}}, context_)[0];
-    return devices::to_host(average_keys(keys_PF, *contexts_, recipe_.weighting).t().to(context_.solve_dtype));
+    return devices::to_host(average_keys(keys_PF, *contexts_).t().to(context_.solve_dtype));
   }
 
   // Norm-Anchor Scaling (modifiers.h): the targets with the MLP's part at the norm of the unedited model's.
@@ -397,15 +393,9 @@ class BatchEdit {
     LayerProblem problem;
     problem.layer = static_cast<int>(layers[index]);
     problem.index = index;
-    problem.count = layers.size();
     problem.site = model_.edit_site(problem.layer);
     problem.dtype = context_.solve_dtype;
     problem.weight_DF = oriented(model_, problem.site);
-    if (recipe_.remembers_keys) problem.earlier = memory_.keys.layer(index);
-    problem.carried = memory_.carried[index];
-    if (const auto at = memory_.originals.weights().find(problem.site.weight_name);
-        at != memory_.originals.weights().end() && (recipe_.compensates || recipe_.modifiers.revive > 0))
-      problem.original_DF = oriented_original(problem.site, at->second);
     if (recipe_.needs_statistics) problem.moment = context_.statistics->get(problem.layer);
 
     walk.advance_to(problem.layer);
@@ -415,8 +405,8 @@ class BatchEdit {
     const auto at_home = [&](const at::Tensor& x) {
       return devices::route_like(x, home, devices::Purpose::kKeys).to(problem.dtype);
     };
-    problem.keys_FN =
-        outside(at_home(average_keys(keys_PF, *contexts_, recipe_.weighting)).t().contiguous(), memory_.shared[index]);
+    problem.keys_FN = at_home(average_keys(keys_PF, *contexts_)).t().contiguous();
+    memory_.join(recipe_, problem);
     const at::Tensor remaining_DN = at_home(targets_DN) - at_home(current_ND).t();
     problem.residual_DN = remaining_DN / detail::divisor(recipe_.spread, index, layers.size());
     if (through_norm_) problem.residual_DN = before_norm(walk, problem, plain);
@@ -456,7 +446,8 @@ class BatchEdit {
   }
 
   const LocateRecipe& recipe_;
-  Memory memory_;  // what the batch finds, and its own norm
+  LocateMemory memory_;
+  std::optional<ContextTemplates>& kept_contexts_;
   models::Model& model_;
   const EditContext& context_;
   EditTransaction transaction_;
@@ -481,18 +472,14 @@ class BatchEdit {
 EditResult LocateEditor::edit(models::Model& model, std::span<const datasets::Fact> facts, const EditContext& context) {
   const devices::Tf32Products products(context.tf32);
   const auto write = [&] {
-    auto shared = shared_directions(model, context);
-    BatchEdit batch(recipe_, {memory_, originals_, carried_, shared, nas_norm_, contexts_}, model, context);
+    BatchEdit batch(recipe_, memory_, contexts_, model, context);
     EditResult result = batch.run(facts);
     context.cancel.check("insert");
-    if ((recipe_.remembers_keys || recipe_.modifiers.simie > 0) && !result.deltas.empty()) batch.remember(memory_);
-    nas_norm_ = batch.nas_norm();
-    carried_ = batch.carries();
-    shared_ = std::move(shared);
-    batch.commit();
+    if ((recipe_.remembers_keys || recipe_.modifiers.simie > 0) && !result.deltas.empty()) batch.remember();
+    memory_ = batch.commit();
     return result;
   };
-  return keeps_originals() ? originals_.during(model, recipe_.common.layers, write) : write();
+  return keeps_originals() ? memory_.originals.during(model, recipe_.common.layers, write) : write();
 }
 
 }  // namespace emend::editors

@@ -28,7 +28,7 @@ enum class ResidualSpread {
 /// What a method's update sees of one layer. Matrices in paper orientation, in `dtype`, on the solve device.
 struct LayerProblem {
   int layer = 0;
-  size_t index = 0, count = 1;  ///< i-th of L layers
+  size_t index = 0;  ///< i-th of L layers
   models::EditSite site;
   at::Tensor weight_DF;    ///< the weight as it is now: a view, not to be written; weight's dtype and device
   at::Tensor keys_FN;      ///< averaged keys
@@ -77,11 +77,8 @@ struct LocateRecipe {
   nlohmann::json hparams = {};  ///< effective values, for the record
   hparams::LocateHparams common = {};
   TargetSpec targets = {};  ///< memit_targets, rome_targets, or built by hand
-  ContextGrouping grouping = ContextGrouping::kPlainApart;
-  KeyWeighting weighting = KeyWeighting::kByGroup;
   ResidualSpread spread = ResidualSpread::kEqual;
   bool needs_statistics = true;
-  std::vector<std::string> kl_prompts = {"{} is a"};
   bool merge_equal_keys = false;  ///< facts whose plain prompts are equal up to the looked-up token share one target
   Passes passes = {};
   Rounds rounds = {};
@@ -117,11 +114,22 @@ struct LocateRecipe {
   bool rewinds_targets = false;  ///< targets are optimised with the weights as they were before the first batch
 };
 
+/// What an editor keeps from batch to batch.
+struct LocateMemory {
+  KeyCache keys;
+  OriginalWeights originals;
+  std::vector<at::Tensor> carried;  ///< LayerUpdate::carries, a layer each; undefined before the first batch
+  std::vector<at::Tensor> shared;   ///< a layer each (names_share), undefined without `suit`
+  double nas_norm = 0;              ///< of the first batch; 0: not known yet
+
+  /// Gives a layer's problem, whose keys it has, what the recipe wants of it.
+  void join(const LocateRecipe& recipe, LayerProblem& problem) const;
+};
+
 /// A method of this kind as an editor.
 class LocateEditor final : public Editor {
  public:
-  explicit LocateEditor(LocateRecipe recipe)
-      : recipe_(std::move(recipe)), carried_(recipe_.common.layers.size()), shared_(carried_) {}
+  explicit LocateEditor(LocateRecipe recipe) : recipe_(std::move(recipe)), memory_(fresh_memory()) {}
 
   [[nodiscard]] const std::string& name() const override { return recipe_.editor; }
   [[nodiscard]] nlohmann::json hparams() const override { return recipe_.hparams; }
@@ -141,14 +149,13 @@ class LocateEditor final : public Editor {
   [[nodiscard]] bool keeps_originals() const {
     return recipe_.rewinds_targets || recipe_.correct || recipe_.compensates || recipe_.modifiers.revive > 0;
   }
-  [[nodiscard]] std::vector<at::Tensor> shared_directions(const models::Model& model, const EditContext& context) const;
+  [[nodiscard]] LocateMemory fresh_memory() const {
+    const std::vector<at::Tensor> none(recipe_.common.layers.size());
+    return {.keys = {}, .originals = {}, .carried = none, .shared = none};
+  }
 
   LocateRecipe recipe_;
-  KeyCache memory_;
-  OriginalWeights originals_;
-  std::vector<at::Tensor> carried_;           ///< a layer each, undefined before the first batch
-  std::vector<at::Tensor> shared_;            ///< a layer each (names_share), undefined without `suit`
-  double nas_norm_ = 0;                       ///< of the first batch; 0: not known yet
+  LocateMemory memory_;
   std::optional<ContextTemplates> contexts_;  ///< sampled at the first edit
 };
 
@@ -183,8 +190,8 @@ struct MemitHparams : SharedHparams {  ///< what MEMIT and its descendants share
 /// The declaration of `history` in editors whose published form has none.
 [[nodiscard]] hparams::FieldOptions history_field();
 
-/// MEMIT's update: closed_form with λC preserved.
-[[nodiscard]] std::function<LayerUpdate(const LayerProblem&)> memit_update(double lambda);
+/// MEMIT's update: closed_form with λC + ridge·I preserved.
+[[nodiscard]] std::function<LayerUpdate(const LayerProblem&)> memit_update(double lambda, double ridge = 0);
 
 /// MEMIT's way of optimising: δ at the output of the last of `layers`, loss read at v_loss_layer. In families with a
 /// norm behind the rewritten matrix δ stands at the matrix's output, where it can be written (post_norm.h).

@@ -204,8 +204,8 @@ LayerUpdate closed_form(const LayerProblem& problem, const Preserved& preserved)
   return update;
 }
 
-std::function<LayerUpdate(const LayerProblem&)> memit_update(double lambda) {
-  return [lambda](const LayerProblem& problem) { return closed_form(problem, preserved_of(problem, lambda)); };
+std::function<LayerUpdate(const LayerProblem&)> memit_update(double lambda, double ridge) {
+  return [=](const LayerProblem& problem) { return closed_form(problem, preserved_of(problem, lambda, ridge)); };
 }
 
 const hparams::Schema<SharedHparams>& shared_hparams_schema() {
@@ -236,6 +236,7 @@ const hparams::Schema<SharedHparams>& shared_hparams_schema() {
                  {.formula = "share of the sum of squared singular values of names' keys (SUIT, arXiv 2509.24502)",
                   .min = 0,
                   .max = 1})
+          .check("nas_norm", "0 without nas, which alone reads it", [](const H& h) { return h.nas || h.nas_norm == 0; })
           .check("revive", "less than 1: all of the change would go", [](const H& h) { return h.revive < 1; })
           .check("suit", "less than 1: all of a key would go", [](const H& h) { return h.suit < 1; });
   return schema;
@@ -420,8 +421,8 @@ std::optional<EditResult> LocateEditor::finish(models::Model& model, const EditC
   for (const int layer : layers_of(recipe_)) {
     context.cancel.check("finish");
     const models::EditSite site = model.edit_site(layer);
-    const auto original = originals_.weights().find(site.weight_name);
-    if (original == originals_.weights().end()) continue;  // nothing was written
+    const auto original = memory_.originals.weights().find(site.weight_name);
+    if (original == memory_.originals.weights().end()) continue;  // nothing was written
     const at::Tensor original_DF = oriented_original(site, original->second);
     const auto correction =
         recipe_.correct(site, original_DF, oriented_original(site, model.weight(site.weight_name)) - original_DF);
@@ -432,56 +433,49 @@ std::optional<EditResult> LocateEditor::finish(models::Model& model, const EditC
   return result.deltas.empty() ? std::nullopt : std::optional(std::move(result));
 }
 
-// Those of the model before the first batch.
-std::vector<at::Tensor> LocateEditor::shared_directions(const models::Model& model, const EditContext& context) const {
-  const bool known = recipe_.modifiers.suit == 0 || shared_.at(0).defined();
-  return known ? shared_ : names_share(model, layers_of(recipe_), recipe_.modifiers.suit, context);
-}
-
 void LocateEditor::reset() {
-  memory_.clear();
-  originals_.clear();
-  carried_.assign(carried_.size(), {});
-  shared_ = carried_;
-  nas_norm_ = 0;
+  memory_ = fresh_memory();
   if (recipe_.modifiers.leading) recipe_.modifiers.leading->clear();
 }
 
 std::map<std::string, at::Tensor> LocateEditor::state() const {
-  auto state = memory_.state();
-  originals_.save(state);
-  for (size_t i = 0; i < carried_.size(); ++i) {
-    if (carried_[i].defined()) state.emplace("carried." + std::to_string(i), carried_[i]);
-    if (shared_[i].defined()) state.emplace("suit." + std::to_string(i), shared_[i]);
+  auto state = memory_.keys.state();
+  memory_.originals.save(state);
+  for (size_t i = 0; i < memory_.carried.size(); ++i) {
+    if (memory_.carried[i].defined()) state.emplace("carried." + std::to_string(i), memory_.carried[i]);
+    if (memory_.shared[i].defined()) state.emplace("suit." + std::to_string(i), memory_.shared[i]);
   }
-  if (nas_norm_ > 0) state.emplace("nas", at::tensor({nas_norm_}, at::kDouble));
+  if (memory_.nas_norm > 0) state.emplace("nas", at::tensor({memory_.nas_norm}, at::kDouble));
   return state;
 }
 
 void LocateEditor::load_state(const std::map<std::string, at::Tensor>& saved) {
   auto state = saved;
   if (recipe_.modifiers.leading) recipe_.modifiers.leading->clear();
-  originals_.load(state);
-  const auto norm = state.find("nas");
-  nas_norm_ = norm == state.end() ? 0 : norm->second.item<double>();
-  state.erase("nas");
-  carried_.assign(carried_.size(), {});
-  shared_ = carried_;
-  for (size_t i = 0; i < carried_.size(); ++i) {
-    if (auto kept = state.extract("carried." + std::to_string(i))) carried_[i] = kept.mapped();
-    if (auto kept = state.extract("suit." + std::to_string(i))) shared_[i] = kept.mapped();
+  LocateMemory memory = fresh_memory();
+  memory.originals.load(state);
+  if (const auto norm = state.extract("nas")) memory.nas_norm = norm.mapped().item<double>();
+  for (size_t i = 0; i < memory.carried.size(); ++i) {
+    if (auto kept = state.extract("carried." + std::to_string(i))) memory.carried[i] = kept.mapped();
+    if (auto kept = state.extract("suit." + std::to_string(i))) memory.shared[i] = kept.mapped();
   }
-  if (recipe_.remembers_keys || recipe_.modifiers.simie > 0) memory_.load(state);
+  if (recipe_.remembers_keys || recipe_.modifiers.simie > 0) memory.keys.load(state);
+  memory_ = std::move(memory);
+}
+
+void LocateMemory::join(const LocateRecipe& recipe, LayerProblem& problem) const {
+  if (recipe.remembers_keys) problem.earlier = keys.layer(problem.index);
+  problem.carried = carried.at(problem.index);
+  problem.keys_FN = outside(problem.keys_FN, shared.at(problem.index));
+  if (const auto at = originals.weights().find(problem.site.weight_name);
+      at != originals.weights().end() && (recipe.compensates || recipe.modifiers.revive > 0))
+    problem.original_DF = oriented_original(problem.site, at->second);
 }
 
 LayerUpdate LocateEditor::update(LayerProblem problem) const {
-  if (recipe_.remembers_keys) problem.earlier = memory_.layer(problem.index);
-  problem.carried = carried_.at(problem.index);
-  problem.keys_FN = outside(problem.keys_FN, shared_.at(problem.index));
-  if (const auto at = originals_.weights().find(problem.site.weight_name); at != originals_.weights().end())
-    problem.original_DF = oriented_original(problem.site, at->second);
+  memory_.join(recipe_, problem);
   LayerUpdate update = recipe_.update(problem);
-  problem.earlier = memory_.layer(problem.index);
+  problem.earlier = memory_.keys.layer(problem.index);
   update.delta = modified(recipe_.modifiers, problem, update.delta);
   return update;
 }

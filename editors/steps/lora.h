@@ -38,6 +38,10 @@ class LoraAdapters {
   [[nodiscard]] std::vector<at::Tensor> parameters() const;
   [[nodiscard]] int64_t parameter_count() const;
   [[nodiscard]] const std::vector<std::string>& weights() const noexcept { return weights_; }
+  /// Those of the weights, in their order; what is put into them counts from the next pass on.
+  [[nodiscard]] const std::vector<std::shared_ptr<models::LinearAdapter>>& adapters() const noexcept {
+    return adapters_;
+  }
   /// Lowest block with an adapter.
   [[nodiscard]] int first_layer() const noexcept { return first_layer_; }
 

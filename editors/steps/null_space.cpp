@@ -31,15 +31,15 @@ NullSpace NullSpace::of(const SecondMoment& moment, double threshold, const at::
   const at::Tensor cov_FF = devices::route_like(moment.cov_FF(), like, devices::Purpose::kStatistics).to(at::kDouble);
   const auto [values_F, vectors_FF] = at::linalg_eigh(cov_FF);
   const at::Tensor kept_F = values_F.abs().lt(threshold);
-  NullSpace space;
-  space.rank_ = kept_F.sum().item<int64_t>();
-  if (space.rank_ == 0)
+  const int64_t rank = kept_F.sum().item<int64_t>();
+  if (rank == 0)
     throw Error(ErrorClass::kNumeric,
                 {"null space", "no eigenvalue of the second moment below " + std::to_string(threshold),
                  "a threshold above the smallest one, " + std::to_string(values_F.abs().min().item<double>()),
                  "raise nullspace_threshold; the largest eigenvalue is " +
                      std::to_string(values_F.abs().max().item<double>())});
-  space.of_kept_ = 2 * space.rank_ <= values_F.size(0);
+  NullSpace space;
+  space.of_kept_ = 2 * rank <= values_F.size(0);
   const at::Tensor columns = (space.of_kept_ ? kept_F : kept_F.logical_not()).nonzero().squeeze(1);
   space.basis_FB_ = vectors_FF.index_select(1, columns).contiguous();
   return space;
@@ -54,10 +54,6 @@ at::Tensor NullSpace::project(const at::Tensor& x_FN) const {
 at::Tensor NullSpace::project_both(const at::Tensor& sum_FF) const {
   const at::Tensor projected_FF = project(project(sum_FF).t());
   return (projected_FF + projected_FF.t()) / 2;
-}
-
-at::Tensor NullSpace::matrix_FF() const {
-  return project(at::eye(basis_FB_.size(0), basis_FB_.options()));
 }
 
 const hparams::Schema<NullSpaceHparams>& null_space_schema() {

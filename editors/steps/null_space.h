@@ -24,14 +24,10 @@ class NullSpace {
   [[nodiscard]] at::Tensor project(const at::Tensor& x_FN) const;
   /// P·S·P for a symmetric S.
   [[nodiscard]] at::Tensor project_both(const at::Tensor& sum_FF) const;
-  /// P itself, float64.
-  [[nodiscard]] at::Tensor matrix_FF() const;
-  [[nodiscard]] int64_t rank() const noexcept { return rank_; }  ///< dimensions that P keeps
 
  private:
   at::Tensor basis_FB_;
   bool of_kept_ = true;  // whether the basis spans what P keeps or what it takes away
-  int64_t rank_ = 0;
 };
 
 struct NullSpaceHparams : SharedHparams {  ///< what null-space editors share

@@ -12,7 +12,6 @@ struct AdamOptions {
   double weight_decay = 0;  ///< 0 disables it
   /// false: weight_decay·w is added to the gradient (Adam); true: the weight shrinks by lr·weight_decay (AdamW)
   bool decoupled = false;
-  double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;
 };
 
 class Adam {

@@ -36,7 +36,6 @@ class RankOneEditor final : public NamedEditor {
   /// Throws like check_locate_hparams.
   RankOneEditor(RankOneRecipe recipe, const RecipeInputs& in);
 
-  [[nodiscard]] bool is_batch_editor() const override { return false; }
   [[nodiscard]] std::vector<int> statistics_layers() const override;
   /// Facts in order, each on the model that the earlier ones left; the layers of a fact in ascending order.
   [[nodiscard]] EditResult edit(models::Model& model, std::span<const datasets::Fact> facts,

@@ -57,12 +57,10 @@ struct SecondMoment::State {
 
 SecondMoment::SecondMoment(at::Tensor cov_FF, int64_t count, nlohmann::json origin)
     : state_(std::make_shared<State>()) {
-  const auto refuse = [](const std::string& got, const std::string& expected) {
-    throw Error(ErrorClass::kInvalidArgument, {"second moment", got, expected, ""});
-  };
-  if (cov_FF.dim() != 2 || cov_FF.size(0) != cov_FF.size(1)) refuse("a tensor that is not square", "[F,F]");
+  if (cov_FF.dim() != 2 || cov_FF.size(0) != cov_FF.size(1))
+    refuse({"second moment", "a tensor that is not square", "[F,F]", ""});
   if (cov_FF.scalar_type() != at::kFloat && cov_FF.scalar_type() != at::kDouble)
-    refuse(c10::toString(cov_FF.scalar_type()), "float32 or float64");
+    refuse({"second moment", c10::toString(cov_FF.scalar_type()), "float32 or float64", ""});
   if (!at::isfinite(cov_FF).all().item<bool>())
     throw Error(ErrorClass::kNumeric, {"second moment", "NaN or infinite entries", "finite numbers",
                                        "see whether the model is damaged (emend doctor)"});

@@ -321,64 +321,6 @@ class Collection {
   std::chrono::steady_clock::time_point saved_ = std::chrono::steady_clock::now();
 };
 
-nlohmann::json describe_corpus(const CorpusState& state) {
-  nlohmann::json json = {{"source", state.source()},
-                         {"tokens_wanted", state.tokens},
-                         {"first_token", detail::name_of(state.options.first_token)},
-                         {"max_length", state.options.max_length},
-                         {"dtype", c10::toString(state.options.dtype)},
-                         {"seed", state.options.seed},
-                         {"layers_from_cache", state.from_cache},
-                         {"layers_computed", state.computed},
-                         {"seconds", state.seconds}};
-  if (state.group) json["processes"] = state.group->size();
-  if (state.text) json["text_sha256"] = state.text->fingerprint;
-  if (!state.moments.empty()) json["tokens"] = state.moments.begin()->second.count();
-  for (const auto& [layer, moment] : state.moments)
-    if (const auto found = moment.origin().find("convergence"); found != moment.origin().end())
-      json["convergence"]["layer " + std::to_string(layer)] = *found;
-  return json;
-}
-
-std::vector<std::vector<int64_t>> unpack_rows(const at::Tensor& ids, const at::Tensor& lengths) {
-  std::vector<std::vector<int64_t>> rows;
-  const int64_t* next = ids.const_data_ptr<int64_t>();
-  for (int64_t r = 0; r < lengths.size(0); ++r) {
-    const int64_t length = lengths.const_data_ptr<int64_t>()[r];
-    rows.emplace_back(next, next + length);
-    next += length;
-  }
-  return rows;
-}
-
-StatisticsProvider::Kept kept_in_cache(const CorpusState& state, const models::Model& model, const std::string& what,
-                                       const std::vector<int>& layers, const StatisticsProvider::MakeKept& make) {
-  const StatisticsOptions& options = state.options;
-  if (!state.remembers(model)) return make(layers);
-  const std::string weights = model.current_fingerprint();
-  const auto key_of = [&](int layer) { return sha256_hex(state.key(model, weights, layer, 0) + " " + what); };
-  const auto path_of = [&](int layer) { return options.cache / (key_of(layer) + ".safetensors"); };
-  StatisticsProvider::Kept kept;
-  std::vector<int> missing;
-  for (const int layer : layers) {
-    const auto file = state.unless_damaged([&] { return open_cached(path_of(layer)); });
-    if (!file) {
-      missing.push_back(layer);
-      continue;
-    }
-    for (const auto& [name, entry] : file->tensors()) kept[layer][name] = file->tensor(name).clone();
-  }
-  if (missing.empty()) return kept;
-  for (auto& [layer, tensors] : make(missing)) {
-    keep(options, [&, path = path_of(layer)] {
-      std::filesystem::create_directories(options.cache);
-      write_checked(path, {tensors.begin(), tensors.end()}, {{"format", "emend " + what}, {"key", key_of(layer)}});
-    });
-    kept[layer] = tensors;
-  }
-  return kept;
-}
-
 }  // namespace
 
 CorpusStatistics::CorpusStatistics(std::optional<StatisticsText> text, StatisticsOptions options,
@@ -438,7 +380,7 @@ void CorpusStatistics::prepare(const models::Model& model, const std::vector<int
   for (const int layer : asked)
     if (warn_of_quality(state, state.moments.at(layer))) break;
   state.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  options.log.event(LogLevel::kInfo, "statistics.ready", "statistics ready: " + state.source(), describe_corpus(state));
+  options.log.event(LogLevel::kInfo, "statistics.ready", "statistics ready: " + state.source(), describe());
 }
 
 const SecondMoment& CorpusStatistics::get(int layer) const {
@@ -457,23 +399,67 @@ std::vector<std::vector<int64_t>> CorpusStatistics::rows(const models::Model& mo
       ids.insert(ids.end(), row.begin(), row.end());
       lengths.push_back(std::ssize(row));
     }
-    return StatisticsProvider::Kept{
-        {0, {{"ids", at::tensor(ids, at::kLong)}, {"lengths", at::tensor(lengths, at::kLong)}}}};
+    return Kept{{0, {{"ids", at::tensor(ids, at::kLong)}, {"lengths", at::tensor(lengths, at::kLong)}}}};
   };
   // Of a text's key the rule of sampling is a part where there is no corpus.
   const std::string name = kind == Rows::kText ? "text" : "talk, " + detail::sampling_rule(model).dump();
   const std::string what = "sampled " + name + ", " + std::to_string(tokens) + " tokens";
-  const auto kept = kept_in_cache(state, model, what, {0}, make);
-  return unpack_rows(kept.at(0).at("ids"), kept.at(0).at("lengths"));
+  const auto packed = CorpusStatistics::kept(model, what, {0}, make).at(0);
+  const int64_t* next = packed.at("ids").const_data_ptr<int64_t>();
+  const at::Tensor lengths = packed.at("lengths");
+  std::vector<std::vector<int64_t>> rows;
+  for (int64_t r = 0; r < lengths.size(0); ++r, next += std::ssize(rows.back()))
+    rows.emplace_back(next, next + lengths.const_data_ptr<int64_t>()[r]);
+  return rows;
 }
 
 StatisticsProvider::Kept CorpusStatistics::kept(const models::Model& model, const std::string& what,
                                                 const std::vector<int>& layers, const MakeKept& make) {
-  return kept_in_cache(*state_, model, what, layers, make);
+  const CorpusState& state = *state_;
+  const StatisticsOptions& options = state.options;
+  if (!state.remembers(model)) return make(layers);
+  const std::string weights = model.current_fingerprint();
+  const auto key_of = [&](int layer) { return sha256_hex(state.key(model, weights, layer, 0) + " " + what); };
+  const auto path_of = [&](int layer) { return options.cache / (key_of(layer) + ".safetensors"); };
+  Kept kept;
+  std::vector<int> missing;
+  for (const int layer : layers) {
+    const auto file = state.unless_damaged([&] { return open_cached(path_of(layer)); });
+    if (!file) {
+      missing.push_back(layer);
+      continue;
+    }
+    for (const auto& [name, entry] : file->tensors()) kept[layer][name] = file->tensor(name).clone();
+  }
+  if (missing.empty()) return kept;
+  for (auto& [layer, tensors] : make(missing)) {
+    keep(options, [&, path = path_of(layer)] {
+      std::filesystem::create_directories(options.cache);
+      write_checked(path, {tensors.begin(), tensors.end()}, {{"format", "emend " + what}, {"key", key_of(layer)}});
+    });
+    kept[layer] = tensors;
+  }
+  return kept;
 }
 
 nlohmann::json CorpusStatistics::describe() const {
-  return describe_corpus(*state_);
+  const CorpusState& state = *state_;
+  nlohmann::json json = {{"source", state.source()},
+                         {"tokens_wanted", state.tokens},
+                         {"first_token", detail::name_of(state.options.first_token)},
+                         {"max_length", state.options.max_length},
+                         {"dtype", c10::toString(state.options.dtype)},
+                         {"seed", state.options.seed},
+                         {"layers_from_cache", state.from_cache},
+                         {"layers_computed", state.computed},
+                         {"seconds", state.seconds}};
+  if (state.group) json["processes"] = state.group->size();
+  if (state.text) json["text_sha256"] = state.text->fingerprint;
+  if (!state.moments.empty()) json["tokens"] = state.moments.begin()->second.count();
+  for (const auto& [layer, moment] : state.moments)
+    if (const auto found = moment.origin().find("convergence"); found != moment.origin().end())
+      json["convergence"]["layer " + std::to_string(layer)] = *found;
+  return json;
 }
 
 }  // namespace emend::editors

@@ -116,8 +116,16 @@ class SampledRows final : public RowSource {
       options_.cancel.check("statistics");
       const auto wanted =
           static_cast<int64_t>(kSpareRows * static_cast<double>(tokens - counted) / static_cast<double>(length)) + 1;
-      const Telling telling(options_.progress, counted, tokens);
-      for (auto& row : sample(std::min(kSampledRows, wanted), length, tokens - counted, telling)) {
+      std::mutex mutex;
+      int64_t have = counted;
+      const auto tell = [&](int64_t more) {  // tokens that a group has
+        const std::lock_guard lock(mutex);
+        have += more;
+        if (options_.progress)
+          options_.progress(
+              {"sampling text", static_cast<double>(std::min(have, tokens)), static_cast<double>(tokens), ""});
+      };
+      for (auto& row : sample(std::min(kSampledRows, wanted), length, tokens - counted, tell)) {
         counted += static_cast<int64_t>(row.size());
         rows.push_back(std::move(row));
       }
@@ -129,24 +137,6 @@ class SampledRows final : public RowSource {
   [[nodiscard]] bool exhausted() const override { return false; }
 
  private:
-  // Tokens that groups have, to whoever looks on.
-  class Telling {
-   public:
-    Telling(const ProgressFn& progress, int64_t before, int64_t all) : progress_(progress), have_(before), all_(all) {}
-    void add(int64_t tokens) const {
-      const std::lock_guard lock(mutex_);
-      have_ += tokens;
-      if (progress_)
-        progress_({"sampling text", static_cast<double>(std::min(have_, all_)), static_cast<double>(all_), ""});
-    }
-
-   private:
-    const ProgressFn& progress_;
-    mutable std::mutex mutex_;
-    mutable int64_t have_;
-    int64_t all_;
-  };
-
   TokenRows prompts_of(int64_t n_rows) const {
     const auto& tokenizer = model_.tokenizer();
     TokenRows prompts;
@@ -158,7 +148,7 @@ class SampledRows final : public RowSource {
   }
 
   // Texts of at most `length` tokens, broken off where all of them together have `enough`.
-  TokenRows sample(int64_t n_rows, int64_t length, int64_t enough, const Telling& telling) {
+  TokenRows sample(int64_t n_rows, int64_t length, int64_t enough, const std::function<void(int64_t)>& tell) {
     TokenRows rows = prompts_of(n_rows);
     size_t longest = 2;
     for (const auto& row : rows) longest = std::max(longest, row.size());
@@ -187,10 +177,10 @@ class SampledRows final : public RowSource {
       models::RunningBatch batch(writer);
       batch.add(std::move(texts));
       for (int64_t have = tokens(); batch.active() > 0 && have * groups < enough; have = tokens()) {
-        if (have - told >= kTellEvery * (end - begin)) telling.add(have - std::exchange(told, have));
+        if (have - told >= kTellEvery * (end - begin)) tell(have - std::exchange(told, have));
         batch.step();
       }
-      telling.add(tokens() - told);
+      tell(tokens() - told);
     });
     for (auto& row : rows)
       if (std::ssize(row) > row_limit(model_, options_)) row.resize(static_cast<size_t>(row_limit(model_, options_)));

@@ -132,7 +132,7 @@ Sums total_of(const models::Model& model, const Sums& mine, const std::vector<in
 
 std::map<int, HalvesReport> compare(const std::vector<Sums>& totals) {
   std::map<int, HalvesReport> reports;
-  if (totals.size() != 2 || totals[0].count == 0 || totals[1].count == 0) return reports;
+  if (totals[0].count == 0 || totals[1].count == 0) return reports;
   for (const auto& [layer, sum_FF] : totals[0].sums_FF)
     reports.emplace(layer, compare_halves(sum_FF / totals[0].count, totals[1].sums_FF.at(layer) / totals[1].count,
                                           totals[0].count + totals[1].count));

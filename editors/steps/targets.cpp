@@ -178,30 +178,17 @@ std::vector<Target> optimise_targets(const models::Model& model, const std::vect
 
 void record_target(Trace& trace, const std::string& prefix, const TargetProblem& problem, const Target& target,
                    const TargetSpec& spec) {
-  const size_t rewriting = problem.rows.size();
-  auto rows = mapped(problem.rows, [](const auto& row) { return &row; });
-  for (const auto& row : problem.kl_rows) rows.push_back(&row);
-  size_t width = 0;
-  for (const auto* row : rows) width = std::max(width, row->ids.size());
-  const auto count = static_cast<int64_t>(rows.size()), columns = static_cast<int64_t>(width);
-  at::Tensor ids = at::zeros({count, columns}, at::kLong), mask = at::zeros({count, columns}, at::kLong);
-  at::Tensor labels = at::full({static_cast<int64_t>(rewriting), columns}, -100, at::kLong),
-             lookup = at::zeros({count}, at::kLong);
-  auto ids_at = ids.accessor<int64_t, 2>(), mask_at = mask.accessor<int64_t, 2>(),
-       labels_at = labels.accessor<int64_t, 2>();
-  for (size_t r = 0; r < rows.size(); ++r) {
-    const auto row = static_cast<int64_t>(r);
-    for (size_t k = 0; k < rows[r]->ids.size(); ++k) {
-      ids_at[row][static_cast<int64_t>(k)] = rows[r]->ids[k];
-      mask_at[row][static_cast<int64_t>(k)] = 1;
-    }
-    for (const auto& [token, id] : rows[r]->labels) labels_at[row][token] = id;
-    lookup[row] = rows[r]->lookup;
-  }
-  trace[prefix + "input_ids"] = ids;
+  auto rows = problem.rows;
+  rows.insert(rows.end(), problem.kl_rows.begin(), problem.kl_rows.end());
+  const auto ids = mapped(rows, [](const auto& row) { return at::tensor(row.ids, at::kLong); });
+  const at::Tensor mask = at::pad_sequence(mapped(ids, [](const at::Tensor& row) { return at::ones_like(row); }), true);
+  at::Tensor labels = at::full({std::ssize(problem.rows), mask.size(1)}, -100, at::kLong);
+  for (int64_t r = 0; r < labels.size(0); ++r)
+    for (const auto& [token, id] : problem.rows[static_cast<size_t>(r)].labels) labels[r][token] = id;
+  trace[prefix + "input_ids"] = at::pad_sequence(ids, /*batch_first=*/true);
   trace[prefix + "attention_mask"] = mask;
   trace[prefix + "labels"] = labels;
-  trace[prefix + "lookup"] = lookup;
+  trace[prefix + "lookup"] = at::tensor(mapped(rows, &TargetRow::lookup), at::kLong);
   const auto target_ids = mapped(problem.rows[0].labels, [](const auto& label) { return label.second; });
   trace[prefix + "target_ids"] = at::tensor(target_ids, at::kLong);
   for (size_t s = 0; s < target.target_D.size(); ++s) {
@@ -215,13 +202,10 @@ void record_target(Trace& trace, const std::string& prefix, const TargetProblem&
     trace[prefix + "grad_steps" + suffix] = target.trace->grad_steps[s];
   }
   if (target.trace) trace[prefix + "nll_each"] = target.trace->nll_each;
-  at::Tensor losses = at::zeros({static_cast<int64_t>(target.curve.size()), 5}, at::kDouble);
-  for (size_t i = 0; i < target.curve.size(); ++i) {
-    const auto& terms = target.curve[i];
-    losses[static_cast<int64_t>(i)].copy_(
-        at::tensor({terms.loss, terms.nll, terms.kl, terms.weight_decay, terms.probability}, at::kDouble));
-  }
-  trace[prefix + "losses"] = losses;
+  std::vector<double> losses;
+  for (const auto& terms : target.curve)
+    losses.insert(losses.end(), {terms.loss, terms.nll, terms.kl, terms.weight_decay, terms.probability});
+  trace[prefix + "losses"] = at::tensor(losses, at::kDouble).view({-1, 5});
 }
 
 FactOutcome make_outcome(const models::Tokenizer& tokenizer, const RenderedFact& fact, const Target& target) {
@@ -363,13 +347,10 @@ std::vector<Target> share_targets(
   if (!sharing.equal(packed(costs)))
     throw Error(ErrorClass::kDevice, {"targets", "other prompts or facts in other processes", "the same in all",
                                       "start processes on processors of one kind"});
-  return sharing.map<Target>(
-      costs,
-      [&](devices::ItemRange range) {
-        const auto begin = problems.begin() + static_cast<std::ptrdiff_t>(range.begin);
-        return optimise({begin, begin + static_cast<std::ptrdiff_t>(range.size())});
-      },
-      packed<std::vector<Target>>, unpacked<std::vector<Target>>);
+  return sharing.map(costs, [&](devices::ItemRange range) {
+    const auto begin = problems.begin() + static_cast<std::ptrdiff_t>(range.begin);
+    return optimise({begin, begin + static_cast<std::ptrdiff_t>(range.size())});
+  });
 }
 
 void TraceState::store(Target& target) const {

@@ -2,6 +2,7 @@
 #include <ATen/core/grad_mode.h>
 #include <emend/core/text.h>
 #include <emend/devices/route.h>
+#include <emend/editors/detail/target_engines.h>
 #include <emend/editors/steps/optimiser.h>
 #include <emend/editors/steps/training_loop.h>
 
@@ -154,7 +155,7 @@ void Adam::step(const std::vector<at::Tensor>& variables, const std::vector<at::
     }
   ++steps_;
   const double t = static_cast<double>(steps_);
-  const double correction1 = 1 - std::pow(options_.beta1, t), correction2 = 1 - std::pow(options_.beta2, t);
+  const double correction1 = 1 - std::pow(detail::kBeta1, t), correction2 = 1 - std::pow(detail::kBeta2, t);
   for (size_t i = 0; i < variables.size(); ++i) {
     if (!gradients[i].defined()) continue;
     at::Tensor variable = variables[i].detach();
@@ -165,9 +166,9 @@ void Adam::step(const std::vector<at::Tensor>& variables, const std::vector<at::
     } else if (options_.weight_decay != 0) {
       gradient = gradient.add(variable, options_.weight_decay);
     }
-    first_[i].lerp_(gradient, 1 - options_.beta1);
-    second_[i].mul_(options_.beta2).addcmul_(gradient, gradient, 1 - options_.beta2);
-    const at::Tensor denominator = (second_[i].sqrt() / std::sqrt(correction2)).add_(options_.epsilon);
+    first_[i].lerp_(gradient, 1 - detail::kBeta1);
+    second_[i].mul_(detail::kBeta2).addcmul_(gradient, gradient, 1 - detail::kBeta2);
+    const at::Tensor denominator = (second_[i].sqrt() / std::sqrt(correction2)).add_(detail::kEpsilon);
     variable.addcdiv_(first_[i], denominator, -options_.lr / correction1);
   }
 }

@@ -1,6 +1,6 @@
 // LoRA fine-tuning on conversations: what `emend tune` does.
 //
-//   const auto rows = tuning_rows(model, instructions, format, {.max_length = 512});
+//   const auto rows = tuning_rows(model, instructions, format, 512, "rows.json");
 //   TuneResult result = tune(model, rows.rows, options);      // model keeps its weights; result.deltas are the change
 //
 // The loss is the mean negative log-likelihood over the labelled tokens (those of the answers) of an optimiser step's

@@ -1,7 +1,6 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/core/json.h>
-#include <emend/core/packed.h>
 #include <emend/core/sha256.h>
 #include <emend/core/text.h>
 #include <emend/core/utf8.h>
@@ -91,9 +90,7 @@ std::vector<std::string> generate_texts(const models::Model& model, const std::v
     return batches;
   };
   std::vector<std::string> texts;
-  using Batches = std::vector<std::vector<std::string>>;
-  for (const auto& batch : options.sharing.map<Batches::value_type>(costs, work, packed<Batches>, unpacked<Batches>))
-    texts.insert(texts.end(), batch.begin(), batch.end());
+  for (const auto& batch : options.sharing.map(costs, work)) texts.insert(texts.end(), batch.begin(), batch.end());
   return texts;
 }
 

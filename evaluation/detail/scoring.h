@@ -12,7 +12,6 @@
 namespace emend::evaluation {
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Score, labels, predicted, log_probs)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ScoreCounts, requests, unique_prompts, tokens_given, tokens_run, rows_projected)
 
 namespace detail {
 
@@ -28,7 +27,7 @@ namespace detail {
 [[noreturn]] void not_finite(const std::string& where);
 /// score_requests where `options.sharing` has several processes.
 [[nodiscard]] std::vector<Score> share_scores(const models::Model& model, const std::vector<ScoreRequest>& requests,
-                                              const ScoreOptions& options, ScoreCounts* counts);
+                                              const ScoreOptions& options);
 
 }  // namespace detail
 }  // namespace emend::evaluation

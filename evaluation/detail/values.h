@@ -18,6 +18,9 @@ namespace emend::evaluation::detail {
 /// The same for "health.lambada", or a single name.
 [[nodiscard]] const nlohmann::json& at_path(const nlohmann::json& object, std::string_view path);
 [[nodiscard]] std::optional<double> as_number(const nlohmann::json& value);
+[[nodiscard]] inline nlohmann::json or_null(const std::optional<double>& value) {
+  return value ? nlohmann::json(*value) : nlohmann::json();
+}
 [[nodiscard]] inline std::optional<double> number(const nlohmann::json& object, std::string_view key) {
   return as_number(member(object, {key}));
 }

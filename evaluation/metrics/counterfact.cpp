@@ -59,12 +59,11 @@ CaseVerdict judge_counterfact(const json& raw) {
   // Of the whole answer; files without the number of tokens give its geometric mean.
   const auto tokens = detail::numbers(detail::member(pairs[0], {"tokens"}));
   if (fresh) verdict.p_new = std::exp(-*fresh * (tokens.size() == 2 ? tokens[0] : 1));
-  if (old) verdict.p_old = std::exp(-*old * (tokens.size() == 2 ? tokens[1] : 1));
   if (!fresh || !old) return verdict;
   verdict.success = more_probable(*fresh, *old);
   if (!*verdict.success)
     verdict.reason = "the new answer is not the more probable one (new " + detail::probability(*verdict.p_new) +
-                     ", old " + detail::probability(*verdict.p_old) + ")";
+                     ", old " + detail::probability(std::exp(-*old * (tokens.size() == 2 ? tokens[1] : 1))) + ")";
   return verdict;
 }
 

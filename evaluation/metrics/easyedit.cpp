@@ -7,6 +7,7 @@
 //                 before the edit; the answer only fixes the positions, it need not be what the model says
 // Per record the mean over the prompts (of a key), then the mean over the records that have some.
 #include <emend/evaluation/detail/generation.h>
+#include <emend/evaluation/detail/values.h>
 #include <emend/evaluation/metric.h>
 #include <emend/evaluation/text_metrics.h>
 
@@ -89,8 +90,7 @@ class EasyEdit final : public Metric {
       const Record& record = records_[i];
       json& row = outcome.cases.emplace_back(json::object());
       row["rewrite_acc"] = sheet.at(record.rewrite).token_accuracy();
-      const auto rephrase = mean_accuracy(sheet, record.rephrase);
-      row["rephrase_acc"] = rephrase ? json(*rephrase) : json();
+      row["rephrase_acc"] = detail::or_null(mean_accuracy(sheet, record.rephrase));
       row["portability"] = json::object();
       for (const auto& [key, numbers] : record.portability)
         row["portability"][key + "_acc"] = *mean_accuracy(sheet, numbers);
@@ -142,10 +142,7 @@ class EasyEdit final : public Metric {
   static json predictions_before(const MetricContext& context, size_t i, const std::string& key) {
     const Evaluation* before = context.options.before;
     if (!before || i >= before->cases.size()) return nullptr;
-    const auto at = before->cases[i].find("easyedit");
-    if (at == before->cases[i].end() || !at->contains("locality_predictions")) return nullptr;
-    const auto& predictions = at->at("locality_predictions");
-    return predictions.contains(key) ? predictions.at(key) : json();
+    return detail::member(before->cases[i], {"easyedit", "locality_predictions", key});
   }
 
   /// Mean over prompts of the share of positions with the same token.

@@ -63,65 +63,55 @@ CaseVerdict judge(const json& raw) {
   return verdict;
 }
 
-// Left out of the summary where no text of the kind was written.
-MetricField optional_share(std::string key, std::string paper, std::string definition, bool higher,
-                           std::vector<std::string> groups, std::string what, std::string label = "") {
-  return optional({std::move(key), std::move(paper), std::move(definition), "%", higher,
-                   mean(std::move(groups), std::move(what)), std::move(label)});
+// A share of the texts of one kind, which its key names with what is asked of them: "edit_names_chat". Left out of the
+// summary where no text of the kind was written.
+MetricField share_of_kind(const std::string& key, std::string paper, std::string definition, bool higher = true,
+                          std::string label = "") {
+  const bool chat = key.ends_with("_chat");
+  const size_t what = key.find(key.find("_names") != key.npos ? "names" : "begins");
+  const std::string group = key.substr(0, what - 1) + (chat ? "_chat" : "");
+  return optional({key, std::move(paper), std::move(definition), "%", higher,
+                   mean({group}, key.substr(what, key.size() - what - (chat ? 5 : 0))), std::move(label)});
 }
 
-std::vector<MetricField> probe_fields() {
-  return {optional_share("portability_names", "PoN",
-                         "Questions that follow from the edit (at most two of a kind) whose text names a right answer.",
-                         true, {"portability"}, "names"),
-          optional_share("hop_names", "HN", "Single hops of multi-hop questions whose text names a right answer.", true,
-                         {"hop"}, "names"),
-          optional_share("multi_hop_names", "MHN", "Multi-hop questions whose text names the new answer.", true,
-                         {"multi_hop"}, "names")};
+// What follows from the edits; `told` in front of each definition.
+std::vector<MetricField> probe_fields(const std::string& chat, const std::string& paper, const std::string& told) {
+  return {share_of_kind("portability_names" + chat, "PoN" + paper,
+                        told + "Questions that follow from the edit (at most two of a kind) whose text names a right "
+                               "answer."),
+          share_of_kind("hop_names" + chat, "HN" + paper,
+                        told + "Single hops of multi-hop questions whose text names a right answer."),
+          share_of_kind("multi_hop_names" + chat, "MHN" + paper,
+                        told + "Multi-hop questions whose text names the new answer.")};
 }
 
 std::vector<MetricField> chat_fields() {
-  std::vector<MetricField> fields = {
-      optional_share("edit_names_chat", "EN chat",
-                     "In the chat template: answers to the edited prompt that name the new answer, and not the old one "
-                     "before it; what stands inside of a repeated subject does not count.",
-                     true, {"edit_chat"}, "names", "says in chat"),
-      optional_share(
+  return {
+      share_of_kind("edit_names_chat", "EN chat",
+                    "In the chat template: answers to the edited prompt that name the new answer, and not the old "
+                    "one before it; what stands inside of a repeated subject does not count.",
+                    true, "says in chat"),
+      share_of_kind(
           "edit_begins_chat", "EB chat",
-          "Answers to the edited prompt that begin with the new answer, behind the prompt if they repeat it.", true,
-          {"edit_chat"}, "begins"),
-      optional_share("paraphrase_names_chat", "PN chat", "Answers to paraphrases that name the new answer.", true,
-                     {"paraphrase_chat"}, "names"),
-      optional_share("paraphrase_begins_chat", "PB chat",
-                     "Answers to paraphrases that begin with the new answer, behind the paraphrase if they repeat it.",
-                     true, {"paraphrase_chat"}, "begins"),
-      optional_share("question_names_chat", "QN chat", "Answers to the prompt as a question that name the new answer.",
-                     true, {"question_chat"}, "names"),
-      optional_share("prefixed_names_chat", "FN chat",
-                     "Answers to the edited prompt behind foreign text that name the new answer.", true,
-                     {"prefixed_chat"}, "names"),
-      optional_share("negation_names_chat", "NN chat",
-                     "Answers to negated prompts (\"It is not true that …\") that name the new answer.", false,
-                     {"negation_chat"}, "names"),
-      optional_share("doubt_names_chat", "DN chat",
-                     "Answers to doubted prompts (\"I doubt that …\") that name the new answer.", false, {"doubt_chat"},
-                     "names"),
-      optional_share("neighborhood_text_kept_chat", "NK chat",
-                     "Neighbours that are answered word for word as before the edit.", true, {"neighbor_chat"},
-                     "text_kept"),
-      optional_share("loops_chat", "Loops chat", "Answers in which a 3-gram stands four times.", false, kAskedInChat,
-                     "loops"),
+          "Answers to the edited prompt that begin with the new answer, behind the prompt if they repeat it."),
+      share_of_kind("paraphrase_names_chat", "PN chat", "Answers to paraphrases that name the new answer."),
+      share_of_kind("paraphrase_begins_chat", "PB chat",
+                    "Answers to paraphrases that begin with the new answer, behind the paraphrase if they repeat "
+                    "it."),
+      share_of_kind("question_names_chat", "QN chat", "Answers to the prompt as a question that name the new answer."),
+      share_of_kind("prefixed_names_chat", "FN chat",
+                    "Answers to the edited prompt behind foreign text that name the new answer."),
+      share_of_kind("negation_names_chat", "NN chat",
+                    "Answers to negated prompts (\"It is not true that …\") that name the new answer.", false),
+      share_of_kind("doubt_names_chat", "DN chat",
+                    "Answers to doubted prompts (\"I doubt that …\") that name the new answer.", false),
+      optional({"neighborhood_text_kept_chat", "NK chat",
+                "Neighbours that are answered word for word as before the edit.", "%", true,
+                mean({"neighbor_chat"}, "text_kept")}),
+      optional({"loops_chat", "Loops chat", "Answers in which a 3-gram stands four times.", "%", false,
+                mean(kAskedInChat, "loops")}),
       optional({"entropy_chat", "Entropy chat", "n-gram entropy of the answers.", "bit", true,
                 mean(kAskedInChat, "entropy"), "", 1})};
-  for (auto field : probe_fields()) {
-    field.key += "_chat";
-    field.paper_name += " chat";
-    field.definition = "In the chat template: " + field.definition;
-    const std::string group = field.key.substr(0, field.key.find("_names")) + "_chat";
-    field.of_case = mean({group}, "names");
-    fields.push_back(std::move(field));
-  }
-  return fields;
 }
 
 MetricInfo plain_info() {
@@ -181,7 +171,8 @@ MetricInfo plain_info() {
 const MetricInfo& free_info() {
   static const MetricInfo info = [] {
     MetricInfo whole = plain_info();
-    for (const auto& more : {probe_fields(), chat_fields()})
+    for (const auto& more :
+         {probe_fields("", "", ""), chat_fields(), probe_fields("_chat", " chat", "In the chat template: ")})
       whole.fields.insert(whole.fields.end(), more.begin(), more.end());
     return whole;
   }();
@@ -263,9 +254,7 @@ class Free final : public Metric {
     outcome.cases = std::move(cases_);
     outcome.summary["n"] = last(context);
     if (neutral_PV_.defined()) {
-      const Evaluation* before = context.options.before;
-      if (const auto at = before ? before->kept.find("free.neutral") : decltype(before->kept.end()){};
-          before && at != before->kept.end()) {
+      if (context.options.kept_before("free.neutral")) {
         outcome.summary["neutral_kl"] = neutral_kl_ / static_cast<double>(states_);
         outcome.summary["counts"]["neutral_kl"] = neutral_PV_.size(0);
       }
@@ -402,26 +391,21 @@ class Free final : public Metric {
       compare(context, now, places, from, earlier + from);
       if (!context.options.before) neighbors_.push_back(now.to(at::kHalf));
     }
-    note_neutral(next_token_log_probs(model, probe_prompts(), score), context.options.before);
+    note_neutral(next_token_log_probs(model, probe_prompts(), score), context.options);
   }
 
   // Of each model that is observed: one of all facts, or one a fact where each is judged alone.
-  void note_neutral(const at::Tensor& now_PV, const Evaluation* before) {
+  void note_neutral(const at::Tensor& now_PV, const EvaluateOptions& options) {
     neutral_PV_ = now_PV;
-    if (!before) return;
-    if (const auto at = before->kept.find("free.neutral"); at != before->kept.end())
-      neutral_kl_ += mean_divergence(at->second, now_PV);
+    if (const at::Tensor* before = options.kept_before("free.neutral")) neutral_kl_ += mean_divergence(*before, now_PV);
     ++states_;
   }
 
   void compare(const MetricContext& context, const at::Tensor& now,
                const std::vector<std::pair<size_t, size_t>>& places, size_t from, size_t row) {
-    const Evaluation* before = context.options.before;
-    if (!before) return;
-    const auto at = before->kept.find("free.neighbors");
-    if (at == before->kept.end()) return;
-    if (static_cast<int64_t>(row) + now.size(0) > at->second.size(0)) return;
-    const at::Tensor old = at->second.narrow(0, static_cast<int64_t>(row), now.size(0)).to(at::kFloat);
+    const at::Tensor* before = context.options.kept_before("free.neighbors");
+    if (!before || static_cast<int64_t>(row) + now.size(0) > before->size(0)) return;
+    const at::Tensor old = before->narrow(0, static_cast<int64_t>(row), now.size(0)).to(at::kFloat);
     // Both as they are kept. With −p + q no term is negative, and what rounding adds is of second order: rounded
     // probabilities do not add up to 1.
     const at::Tensor log_q = now.to(at::kHalf).to(at::kFloat), p = old.exp();

@@ -8,6 +8,7 @@
 //                    tokens), the first token counted in the divisor as published; null where there is none
 #include <emend/core/error.h>
 #include <emend/evaluation/detail/generation.h>
+#include <emend/evaluation/detail/values.h>
 #include <emend/evaluation/metric.h>
 #include <emend/evaluation/text_metrics.h>
 #include <emend/models/tokenizer/tokenizer.h>
@@ -45,7 +46,6 @@ const MetricInfo& generation_info() {
 class Generation final : public Metric {
  public:
   [[nodiscard]] const MetricInfo& info() const override { return generation_info(); }
-  [[nodiscard]] bool suits(const datasets::FactSet&) const override { return false; }  // slow: only when asked for
 
   void plan(const MetricContext& context, ScoreSheet& sheet) override {
     if (context.options.snippets.empty()) return;
@@ -66,14 +66,13 @@ class Generation final : public Metric {
       }
     const auto texts = detail::generate_texts(*context.model, prompts, context.options);
     MetricOutcome outcome;
-    const auto or_null = [](const std::optional<double>& value) { return value ? json(*value) : json(); };
     for (size_t i = 0, at = 0; i < facts.size(); ++i) {
       std::vector<std::string> own;
       for (; at < texts.size() && owner[at] == i; ++at) own.push_back(texts[at]);
       outcome.cases.push_back(
           {{"ngram_entropy", mean_ngram_entropy(own)},
-           {"reference_score", or_null(snippets_ ? snippets_->similarity(facts[i], own) : std::nullopt)},
-           {"essence_score", or_null(i < essence_.size() ? essence_score(sheet, essence_[i]) : std::nullopt)},
+           {"reference_score", detail::or_null(snippets_ ? snippets_->similarity(facts[i], own) : std::nullopt)},
+           {"essence_score", detail::or_null(i < essence_.size() ? essence_score(sheet, essence_[i]) : std::nullopt)},
            {"text", own}});
     }
     return outcome;

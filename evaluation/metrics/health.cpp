@@ -46,9 +46,6 @@ const MetricInfo& health_info() {
 class Health final : public Metric {
  public:
   [[nodiscard]] const MetricInfo& info() const override { return health_info(); }
-  [[nodiscard]] bool suits(const datasets::FactSet&) const override {
-    return false;
-  }  // needs files: only when asked for
 
   void plan(const MetricContext& context, ScoreSheet&) override {
     if (context.options.health_data.empty())
@@ -68,8 +65,8 @@ class Health final : public Metric {
     outcome.summary["n"] = tasks_.size();
     const at::Tensor& probe = outcome.kept["health"] = next_token_log_probs(*context.model, probe_prompts(), options);
     outcome.summary["divergence"] = nullptr;
-    if (const Evaluation* before = context.options.before; before && before->kept.contains("health"))
-      outcome.summary["divergence"] = mean_divergence(before->kept.at("health"), probe);
+    if (const at::Tensor* before = context.options.kept_before("health"))
+      outcome.summary["divergence"] = mean_divergence(*before, probe);
     return outcome;
   }
 

@@ -200,10 +200,8 @@ function averageMap(trace, kind) {
   const values = list(at(trace, 'effect', kind)).map(numbers);
   if (!values.length) return null;
   const title = 'Average indirect effect, ' + restoring(kind, trace);
-  const names = ['first subject token', 'middle subject tokens', 'last subject token', 'first subsequent token', 'further tokens',
-                 'last token'];
   return [el('p', {class: 'small'}, title),
-          heatMap({values, rows: names, columns: [], low: 0, high: Math.max(0, most(values.flat())), left: 152,
+          heatMap({values, rows: list(trace.rows).map(name => text(name)), columns: [], low: 0, high: Math.max(0, most(values.flat())), left: 152,
                    tall: 20, fill: `var(--${kind})`, xLabel: 'layer', unit: 'effect', description: title})];
 }
 function traceMap(trace, kind) {
@@ -418,13 +416,16 @@ function layersFigures() {
 }
 const kEfficacy = 'Efficacy leaves out facts without an old answer; where no fact has one, it is the share of new answers that are ' +
     'predicted token for token.';
+// What rows hold at a path, against their number of edits.
+function alongEdits(rows, path, scale = 1) {
+  const own = rows.filter(row => number(at(row, ...path)) !== null);
+  return {x: own.map(row => number(at(row, 'edits'))), y: own.map(row => scale * at(row, ...path)), points: true};
+}
 function byEditsFigure() {
   const rows = list(extras.efficacy_by_edits);
   if (rows.length < 2) return null;
-  const series = data.labels.map(([key, name]) => {
-    const own = rows.filter(row => number(at(row, key)) !== null);
-    return {name, x: own.map(row => number(at(row, 'edits'))), y: own.map(row => row[key]), points: true};
-  }).filter(one => one.x.length).map((one, i) => ({...one, colour: i % 8}));
+  const series = data.labels.map(([key, name]) => ({name, ...alongEdits(rows, [key])}))
+      .filter(one => one.x.length).map((one, i) => ({...one, colour: i % 8}));
   return series.length ? figure('Against the number of edits', kEfficacy, lineChart({series, xLabel: 'edits so far', yLabel: '%', low: 0,
       high: 100, description: 'Metrics by number of edits'})) : null;
 }
@@ -432,10 +433,7 @@ function byEditsFigure() {
 function lifelongFigures() {
   const rows = list(results.lifelong);
   if (rows.length < 2) return null;
-  const curve = ([name, ...path], i) => {
-    const own = rows.filter(row => number(at(row, ...path)) !== null);
-    return {name, x: own.map(row => number(at(row, 'edits'))), y: own.map(row => number(at(row, ...path))), points: true, colour: i % 8};
-  };
+  const curve = ([name, ...path], i) => ({name, ...alongEdits(rows, path), colour: i % 8});
   const chart = (title, note, paths, yLabel, limits) => {
     const series = paths.map(curve).filter(one => one.x.length);
     return series.length ? figure(title, note, lineChart({series, xLabel: 'edits so far', yLabel, ...limits, description: title})) : null;
@@ -469,25 +467,18 @@ function secondsFigure() {
                 total === null ? null : el('p', {class: 'soft small'}, 'total ' + duration(total)));
 }
 function memoryFigure() {
-  const parts = ['weights', 'statistics', 'solve', 'activations', 'kv_cache', 'other'];
-  const devices = entries(entries(extras.memory).length ? extras.memory : results.peak_bytes);
-  const highest = Math.max(0, ...devices.flatMap(([, device]) =>
-      [device, at(device, 'peak'), at(device, 'limit'), at(device, 'total')].map(value => number(value) ?? 0)));
-  if (!(highest > 0)) return null;
-  const used = new Set();
-  let other = false;
-  const bars = devices.map(([name, device]) => {
-    const own = parts.map((part, i) => ({part, i, value: number(at(device, part)) ?? 0})).filter(one => one.value > 0);
-    const sum = own.reduce((all, one) => all + one.value, 0), limit = number(at(device, 'limit'));
-    const peak = number(device) ?? Math.max(sum, number(at(device, 'peak')) ?? 0);
-    own.forEach(one => used.add(one.i));
-    other = other || (sum > 0 && peak > sum);
-    return bar(name, [own.map(one => piece(one.value / highest, one.i, `${one.part}: ${bytes(one.value)}`)),
-                      peak > sum ? piece((peak - sum) / highest, 7, 'peak: ' + bytes(peak)) : null],
-               bytes(peak), limit === null ? null : el('span', {class: 'soft'}, ' of ' + bytes(limit)));
+  const sizes = entries(entries(extras.memory).length ? extras.memory : results.peak_bytes).map(([name, device]) => {
+    const weights = number(at(device, 'weights')) ?? 0;
+    return {name, weights, peak: number(device) ?? Math.max(weights, number(at(device, 'peak')) ?? 0)};
   });
+  const highest = most(sizes.map(one => one.peak)), held = sizes.filter(one => one.weights > 0);
+  if (!(highest > 0)) return null;
+  const bars = sizes.map(({name, weights, peak}) => bar(name,
+      [weights > 0 ? piece(weights / highest, 0, 'weights: ' + bytes(weights)) : null,
+       peak > weights ? piece((peak - weights) / highest, 7, 'peak: ' + bytes(peak)) : null], bytes(peak)));
   return figure('Peak memory by device', '', bars,
-                legend([...[...used].sort().map(i => keyed(i, parts[i])), ...(other ? [keyed(7, 'work, caches and the program')] : [])]));
+                legend([held.length ? keyed(0, 'weights') : [],
+                        held.some(one => one.peak > one.weights) ? keyed(7, 'work, caches and the program') : []].flat()));
 }
 function plotsSection() {
   const plots = [trainingFigure(), curvesFigure('loss', 'Loss while looking for the targets', 'loss', true, 0),

@@ -65,11 +65,8 @@ function sequenceCharts() {
   const runs = list(data.rows).filter(row => list(row.lifelong).length);
   return kAlongTheWay.map(([key, title, unit]) => {
     const path = key.split('.'), scale = unit === 'GiB' ? 2 ** -30 : 1;
-    const series = runs.map((row, i) => {
-      const own = list(row.lifelong).filter(entry => number(at(entry, ...path)) !== null);
-      return {name: text(row.name), x: own.map(entry => number(entry.edits)), y: own.map(entry => scale * at(entry, ...path)),
-              points: true, colour: i % 8};
-    }).filter(one => one.x.length);
+    const series = runs.map((row, i) => ({name: text(row.name), ...alongEdits(list(row.lifelong), path, scale), colour: i % 8}))
+        .filter(one => one.x.length);
     return series.length ? figure(title, '', lineChart({series, xLabel: 'edits so far', yLabel: unit, description: title,
                                                         low: 0, ...(unit === '%' && key !== 'health.lambada' ? {high: 100} : {})})) : null;
   });

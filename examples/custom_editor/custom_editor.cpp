@@ -7,7 +7,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
-#include <emend/editors/register.h>
+#include <emend/editors/registry.h>
 #include <emend/editors/steps/apply.h>
 #include <emend/editors/steps/prompts.h>
 #include <emend/hooks/hook_session.h>

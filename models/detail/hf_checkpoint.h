@@ -33,6 +33,8 @@ void write_weight_files(const std::filesystem::path& folder,
 /// The text of a config.json, with another dtype if one is given.
 [[nodiscard]] std::string config_text(const std::string& original, std::optional<at::ScalarType> dtype);
 
+/// Whether a file of this name holds weights as a pickle.
+[[nodiscard]] bool is_pickle(const std::filesystem::path& path);
 /// What to do with weights in pickle files.
 [[nodiscard]] std::string pickle_advice(const std::filesystem::path& folder);
 

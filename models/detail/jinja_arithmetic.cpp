@@ -54,9 +54,8 @@ double on_real(const std::string& op, double a, double b) {
 Value repeated(Work& work, const Value& value, int64_t count) {
   const auto times = static_cast<size_t>(std::max<int64_t>(count, 0));
   if (const auto* text = value.text()) {
-    if (!text->empty() && times > kMostBytes / text->size()) throw Fault{"a text of more than 16 MiB"};
     std::string all;
-    for (size_t i = 0; i < times && !text->empty(); ++i) all += *text;
+    for (size_t i = 0; i < times && !text->empty(); ++i) append(all, *text);
     return work.text(std::move(all));
   }
   const List& list = *value.list();

@@ -68,11 +68,9 @@ Value join_filter(Work& work, const Value& value, Arguments& arguments) {
   const std::string between = str(arguments.take("d", work.text("")));
   const Value path = arguments.take("attribute", {None()});
   std::string all;
-  bool first = true;
-  for (const Value& one : iterate(work, value)) {
-    if (!std::exchange(first, false)) all += between;
-    all += str(path.none() ? one : inside(work, one, path));
-    if (all.size() > kMostBytes) throw Fault{"a text of more than 16 MiB"};
+  for (bool first = true; const Value& one : iterate(work, value)) {
+    if (!std::exchange(first, false)) append(all, between);
+    append(all, str(path.none() ? one : inside(work, one, path)));
   }
   return work.text(std::move(all));
 }
@@ -146,8 +144,7 @@ Value indented(Work& work, const Value& value, Arguments& arguments) {
   for (size_t i = 0; i < lines.size(); ++i) {
     if (i > 0) all += "\n";
     if (i == 0 ? first : blanks || !lines[i].empty()) all += blank;
-    all += lines[i];
-    if (all.size() > kMostBytes) throw Fault{"a text of more than 16 MiB"};
+    append(all, lines[i]);
   }
   return work.text(std::move(all));
 }
@@ -189,14 +186,15 @@ Value items_of(Work& work, const Value& value, Arguments& arguments) {
   return call_method(work, value, "items", arguments);
 }
 
+// What the method of a text does.
+Value by_method(Work& work, const Value& value, const char* method, Arguments& arguments) {
+  return call_method(work, work.text(str(value)), method, arguments);
+}
+
 Value replace_filter(Work& work, const Value& value, Arguments& arguments) {
   arguments.list.resize(std::max<size_t>(arguments.list.size(), 2));
   for (size_t i = 0; i < 2; ++i) arguments.list[i] = work.text(str(arguments.list[i]));
-  return call_method(work, work.text(str(value)), "replace", arguments);
-}
-
-Value trim(Work& work, const Value& value, Arguments& arguments) {
-  return call_method(work, work.text(str(value)), "strip", arguments);
+  return by_method(work, value, "replace", arguments);
 }
 
 Value otherwise(Work& work, const Value& value, Arguments& arguments) {
@@ -225,14 +223,9 @@ Value as_text(Work& work, const Value& value, Arguments&) {
   return work.text(str(value));
 }
 
-template <std::string (*change)(std::string_view)>
-Value with_letters(Work& work, const Value& value, Arguments&) {
-  return work.text(change(str(value)));
-}
-
 const std::map<std::string_view, Filter>& filters() {
   static const std::map<std::string_view, Filter> all = {
-      {"capitalize", with_letters<capitalized>},
+      {"capitalize", [](Work& w, const Value& v, Arguments& a) { return by_method(w, v, "capitalize", a); }},
       {"count", length_of},
       {"d", otherwise},
       {"default", otherwise},
@@ -245,7 +238,7 @@ const std::map<std::string_view, Filter>& filters() {
       {"last", last_of},
       {"length", length_of},
       {"list", [](Work& w, const Value& v, Arguments&) { return w.list(iterate(w, v)); }},
-      {"lower", with_letters<lower_case>},
+      {"lower", [](Work& w, const Value& v, Arguments& a) { return by_method(w, v, "lower", a); }},
       {"map", map},
       {"reject", [](Work& w, const Value& v, Arguments& a) { return chosen(w, v, a, false, false); }},
       {"rejectattr", [](Work& w, const Value& v, Arguments& a) { return chosen(w, v, a, true, false); }},
@@ -256,10 +249,10 @@ const std::map<std::string_view, Filter>& filters() {
       {"selectattr", [](Work& w, const Value& v, Arguments& a) { return chosen(w, v, a, true, true); }},
       {"sort", sort_filter},
       {"string", as_text},
-      {"title", with_letters<word_titled>},
+      {"title", [](Work& w, const Value& v, Arguments&) { return w.text(word_titled(str(v))); }},
       {"tojson", tojson},
-      {"trim", trim},
-      {"upper", with_letters<upper_case>},
+      {"trim", [](Work& w, const Value& v, Arguments& a) { return by_method(w, v, "strip", a); }},
+      {"upper", [](Work& w, const Value& v, Arguments& a) { return by_method(w, v, "upper", a); }},
   };
   return all;
 }
@@ -286,9 +279,6 @@ const std::map<std::string_view, Test>& tests() {
   const Test below = [](Work& w, const Value& v, Arguments& a) { return ordered(w, v, a) < 0; };
   const Test at_least = [](Work& w, const Value& v, Arguments& a) { return ordered(w, v, a) >= 0; };
   const Test at_most = [](Work& w, const Value& v, Arguments& a) { return ordered(w, v, a) <= 0; };
-  const Test several = [](Work&, const Value& v, Arguments&) {
-    return v.text() || v.list() || v.dict() || v.undefined();
-  };
   static const std::map<std::string_view, Test> all = {
       {"boolean", [](Work&, const Value& v, Arguments&) { return std::holds_alternative<bool>(v.data); }},
       {"defined", [](Work&, const Value& v, Arguments&) { return !v.undefined(); }},
@@ -297,7 +287,7 @@ const std::map<std::string_view, Test>& tests() {
       {"float", [](Work&, const Value& v, Arguments&) { return std::holds_alternative<double>(v.data); }},
       {"in", [](Work& w, const Value& v, Arguments& a) { return contains(w, a.take("seq"), v); }},
       {"integer", [](Work&, const Value& v, Arguments&) { return std::holds_alternative<int64_t>(v.data); }},
-      {"iterable", several},
+      {"iterable", [](Work&, const Value& v, Arguments&) { return v.text() || v.list() || v.dict() || v.undefined(); }},
       {"mapping", [](Work&, const Value& v, Arguments&) { return v.dict() != nullptr; }},
       {"none", [](Work&, const Value& v, Arguments&) { return v.none(); }},
       {"number", [](Work&, const Value& v, Arguments&) { return v.real().has_value(); }},

@@ -127,25 +127,19 @@ class Lexer {
 
   void number() {
     size_t end = at_;
-    const auto digits = [&] {
-      while (end < source_.size() && (is_digit(source_[end]) || source_[end] == '_')) ++end;
+    // Passes digits from `begin` on, if one stands there.
+    const auto digits = [&](size_t begin) {
+      if (begin < source_.size() && is_digit(source_[begin]))
+        end = std::min(source_.find_first_not_of("0123456789_", begin), source_.size());
     };
-    digits();
-    bool real = false;
-    if (end + 1 < source_.size() && source_[end] == '.' && is_digit(source_[end + 1])) {
-      real = true;
-      ++end;
-      digits();
-    }
-    if (end < source_.size() && (source_[end] == 'e' || source_[end] == 'E')) {
-      const size_t sign = end + 1 < source_.size() && (source_[end + 1] == '+' || source_[end + 1] == '-') ? 1 : 0;
-      if (end + 1 + sign < source_.size() && is_digit(source_[end + 1 + sign])) {
-        real = true;
-        end += 1 + sign;
-        digits();
-      }
-    }
-    add(real ? Token::kReal : Token::kWhole, replace_all(source_.substr(at_, end - at_), "_", ""));
+    const auto is_one_of = [&](size_t at, std::string_view all) {
+      return at < source_.size() && all.find(source_[at]) != all.npos;
+    };
+    digits(at_);
+    const size_t whole = end;
+    if (is_one_of(end, ".")) digits(end + 1);
+    if (is_one_of(end, "eE")) digits(end + (is_one_of(end + 1, "+-") ? 2 : 1));
+    add(end > whole ? Token::kReal : Token::kWhole, replace_all(source_.substr(at_, end - at_), "_", ""));
     skip(end);
   }
 

@@ -17,6 +17,10 @@ std::string changed(std::string_view text, const std::function<char32_t(char32_t
   for (const auto character : characters(text)) append_utf8(result, change(decode_utf8(character.data())));
   return result;
 }
+// str.isspace()
+bool is_blank(char32_t c) {
+  return is_white_space(c) || (c >= 0x1C && c <= 0x1F);
+}
 // Python writes these with several letters (SpecialCasing.txt of Unicode), or by what stands around them.
 [[noreturn]] void letters() {
   throw Fault{"the other case of a letter that has several letters there"};
@@ -31,6 +35,21 @@ char32_t upper(char32_t c, utf8proc_int32_t (*change)(utf8proc_int32_t) = utf8pr
 char32_t lower_of(char32_t c) {
   if (c == 0x130 || c == 0x3A3) letters();  // a dotted capital I, a sigma that may be a word's last
   return static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c)));
+}
+
+std::string capitalized(std::string_view text) {
+  bool first = true;
+  return changed(text,
+                 [&](char32_t c) { return std::exchange(first, false) ? upper(c, utf8proc_totitle) : lower_of(c); });
+}
+
+std::string titled(std::string_view text) {
+  bool in_word = false;
+  return changed(text, [&](char32_t c) {
+    const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(c));
+    const bool letter = category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_LO;
+    return std::exchange(in_word, letter) ? lower_of(c) : upper(c, utf8proc_totitle);
+  });
 }
 
 // str.split() and str.rsplit() at white space.
@@ -97,12 +116,10 @@ bool starts_or_ends(const std::string& text, const Value& with, bool ends) {
 
 std::string joined(Work& work, const std::string& between, const Value& parts) {
   std::string all;
-  bool first = true;
-  for (const Value& one : iterate(work, parts)) {
+  for (bool first = true; const Value& one : iterate(work, parts)) {
     if (!one.text()) throw Fault{"a text joined with " + type_name(one)};
-    if (!std::exchange(first, false)) all += between;
-    all += *one.text();
-    if (all.size() > kMostBytes) throw Fault{"a text of more than 16 MiB"};
+    if (!std::exchange(first, false)) append(all, between);
+    append(all, *one.text());
   }
   return all;
 }
@@ -112,9 +129,8 @@ std::string replaced(const std::string& text, const std::string& from, const std
   std::string result;
   size_t at = 0;
   for (size_t next; most != 0 && (next = text.find(from, at)) != text.npos; --most) {
-    result.append(text, at, next - at).append(to);
+    append(result.append(text, at, next - at), to);
     at = next + from.size();
-    if (result.size() > kMostBytes) throw Fault{"a text of more than 16 MiB"};
   }
   return result.append(text, at);
 }
@@ -139,7 +155,8 @@ const std::map<std::string_view, Method>& text_methods() {
        [](Work&, const std::string& t, Arguments& a) { return Value{starts_or_ends(t, a.take("prefix"), false)}; }},
       {"endswith",
        [](Work&, const std::string& t, Arguments& a) { return Value{starts_or_ends(t, a.take("suffix"), true)}; }},
-      {"upper", [](Work& w, const std::string& t, Arguments&) { return w.text(upper_case(t)); }},
+      {"upper", [](Work& w, const std::string& t,
+                   Arguments&) { return w.text(changed(t, [](char32_t c) { return upper(c); })); }},
       {"lower", [](Work& w, const std::string& t, Arguments&) { return w.text(lower_case(t)); }},
       {"capitalize", [](Work& w, const std::string& t, Arguments&) { return w.text(capitalized(t)); }},
       {"title", [](Work& w, const std::string& t, Arguments&) { return w.text(titled(t)); }},
@@ -247,15 +264,8 @@ std::vector<std::string_view> characters(std::string_view text) {
   return all;
 }
 
-namespace {
-// str.isspace()
-bool is_space(char32_t c) {
-  return is_white_space(c) || (c >= 0x1C && c <= 0x1F);
-}
-}  // namespace
-
 bool is_space(std::string_view character) {
-  return is_space(decode_utf8(character.data()));
+  return is_blank(decode_utf8(character.data()));
 }
 
 std::string_view strip(std::string_view text, const std::optional<std::string>& of, bool left, bool right) {
@@ -267,32 +277,14 @@ std::string_view strip(std::string_view text, const std::optional<std::string>& 
   return text;
 }
 
-std::string upper_case(std::string_view text) {
-  return changed(text, [](char32_t c) { return upper(c); });
-}
 std::string lower_case(std::string_view text) {
   return changed(text, lower_of);
-}
-
-std::string capitalized(std::string_view text) {
-  bool first = true;
-  return changed(text,
-                 [&](char32_t c) { return std::exchange(first, false) ? upper(c, utf8proc_totitle) : lower_of(c); });
-}
-
-std::string titled(std::string_view text) {
-  bool in_word = false;
-  return changed(text, [&](char32_t c) {
-    const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(c));
-    const bool letter = category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_LO;
-    return std::exchange(in_word, letter) ? lower_of(c) : upper(c, utf8proc_totitle);
-  });
 }
 
 std::string word_titled(std::string_view text) {
   bool in_word = false;
   return changed(text, [&](char32_t c) {
-    const bool between = is_space(c) || std::u32string_view(U"-({[<").find(c) != std::u32string_view::npos;
+    const bool between = is_blank(c) || std::u32string_view(U"-({[<").find(c) != std::u32string_view::npos;
     return std::exchange(in_word, !between) ? lower_of(c) : upper(c);
   });
 }

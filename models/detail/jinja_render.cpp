@@ -54,11 +54,6 @@ class Renderer {
     std::shared_ptr<Scope> before;
   };
 
-  void out(const std::string& text) {
-    if (out_->size() + text.size() > kMostBytes) throw Fault{"a text of more than 16 MiB"};
-    *out_ += text;
-  }
-
   std::string captured(const Node& block) {
     std::string text;
     std::string* const before = std::exchange(out_, &text);
@@ -82,10 +77,10 @@ class Renderer {
         return execute(node.kids[0]);
       }
       case Kind::kText:
-        out(*node.value.text());
+        append(*out_, *node.value.text());
         return Flow::kOn;
       case Kind::kPrint:
-        out(str(evaluate(node.kids[0])));
+        append(*out_, str(evaluate(node.kids[0])));
         return Flow::kOn;
       case Kind::kIf:
         for (size_t i = 0; i + 1 < node.kids.size(); i += 2)
@@ -151,8 +146,7 @@ class Renderer {
         {"depth0", {int64_t{0}}}};  // of recursive loops, which are refused
     if (i > 0) loop.emplace_back("previtem", items[i - 1]);
     if (i + 1 < items.size()) loop.emplace_back("nextitem", items[i + 1]);
-    Value value{std::make_shared<const Dict>(std::move(loop))};
-    return value;
+    return {std::make_shared<const Dict>(std::move(loop))};
   }
 
   void assign(const Node& target, const Value& value) {
@@ -163,7 +157,7 @@ class Renderer {
       const Value space = variable(target.kids[0].name);
       const auto* held = std::get_if<Space*>(&space.data);
       if (!held) throw Fault{"an attribute set of " + type_name(space) + ", which is no namespace"};
-      set(**held, target.name, value);
+      put(work_, (*held)->values, target.name, value);
     } else {
       const auto parts = iterate(work_, value);
       if (parts.size() != target.kids.size())
@@ -171,8 +165,6 @@ class Renderer {
       for (size_t i = 0; i < parts.size(); ++i) assign(target.kids[i], parts[i]);
     }
   }
-
-  void set(Space& space, const std::string& name, const Value& value) { put(work_, space.values, name, value); }
 
   Value variable(const std::string& name) const {
     for (const Scope* scope = scope_.get(); scope; scope = scope->outer.get())

@@ -18,30 +18,10 @@ int deeper(int depth) {
   return depth + 1;
 }
 
-[[noreturn]] void too_large() {
-  throw Fault{"a text of more than 16 MiB"};
-}
-
-void append(std::string& out, std::string_view text) {
-  if (out.size() + text.size() > kMostBytes) too_large();
-  out += text;
-}
-
+// str.isprintable(): letters, marks, numbers, punctuation and symbols, which follow each other.
 bool is_shown(char32_t code) {
-  switch (utf8proc_category(static_cast<utf8proc_int32_t>(code))) {
-    case UTF8PROC_CATEGORY_CN:
-    case UTF8PROC_CATEGORY_CC:
-    case UTF8PROC_CATEGORY_CF:
-    case UTF8PROC_CATEGORY_CS:
-    case UTF8PROC_CATEGORY_CO:
-    case UTF8PROC_CATEGORY_ZL:
-    case UTF8PROC_CATEGORY_ZP:
-      return false;
-    case UTF8PROC_CATEGORY_ZS:
-      return code == ' ';
-    default:
-      return true;
-  }
+  const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(code));
+  return code == ' ' || (category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_SO);
 }
 
 void quote(std::string& out, const std::string& text) {
@@ -93,14 +73,12 @@ std::string repr_of_float(double value) {
   return fixed && text.find('.') == text.npos ? text + ".0" : text;
 }
 
-void write(std::string& out, const Value& value, bool inside);
-
 template <class Range, class Each>
-void write_all(std::string& out, const Range& range, std::string_view open, std::string_view close, const Each& each) {
+void write_all(std::string& out, const Range& range, std::string_view open, std::string_view close, const Each& each,
+               std::string_view between = ", ") {
   append(out, open);
-  bool first = true;
-  for (const auto& one : range) {
-    if (!std::exchange(first, false)) append(out, ", ");
+  for (bool first = true; const auto& one : range) {
+    if (!std::exchange(first, false)) append(out, between);
     each(one);
   }
   append(out, close);
@@ -137,14 +115,12 @@ void write_json(std::string& out, const Value& value, const JsonStyle& style, si
     if (style.indent) append(out, "\n" + std::string(depth * static_cast<size_t>(*style.indent), ' '));
   };
   const auto all = [&](const auto& range, const char* open, const char* close, const auto& each) {
-    append(out, open);
-    bool first = true;
-    for (const auto& one : range) {
-      if (!std::exchange(first, false)) append(out, style.between);
+    const auto on_its_line = [&](const auto& one) {
       line(level + 1);
       each(one);
-    }
-    if (!first) line(level);
+    };
+    write_all(out, range, open, "", on_its_line, style.between);
+    if (!range.empty()) line(level);
     append(out, close);
   };
   if (const auto* text = value.text()) return quote_json(out, *text);
@@ -188,19 +164,27 @@ std::string part(std::string_view text, int64_t begin, int64_t end) {
   throw Fault{type_name(a) + " " + std::string(op) + " " + type_name(b)};
 }
 
+template <class Shared>
+const Shared* shared(const Value& value) {
+  const auto* held = std::get_if<std::shared_ptr<const Shared>>(&value.data);
+  return held ? held->get() : nullptr;
+}
+
 }  // namespace
 
+void append(std::string& out, std::string_view text) {
+  if (out.size() + text.size() > kMostBytes) throw Fault{"a text of more than 16 MiB"};
+  out += text;
+}
+
 const std::string* Value::text() const {
-  const auto* held = std::get_if<Text>(&data);
-  return held ? held->get() : nullptr;
+  return shared<std::string>(*this);
 }
 const List* Value::list() const {
-  const auto* held = std::get_if<std::shared_ptr<const List>>(&data);
-  return held ? held->get() : nullptr;
+  return shared<List>(*this);
 }
 const Dict* Value::dict() const {
-  const auto* held = std::get_if<std::shared_ptr<const Dict>>(&data);
-  return held ? held->get() : nullptr;
+  return shared<Dict>(*this);
 }
 std::optional<int64_t> Value::whole() const {
   if (const auto* flag = std::get_if<bool>(&data)) return *flag ? 1 : 0;
@@ -218,7 +202,7 @@ void Work::step(size_t count) {
 }
 
 Value Work::text(std::string text) {
-  if (text.size() > kMostBytes) too_large();
+  if (text.size() > kMostBytes) throw Fault{"a text of more than 16 MiB"};
   if ((bytes_ += text.size()) > kMostBytesInAll) throw Fault{"texts of more than 256 MiB together"};
   return {std::make_shared<const std::string>(std::move(text))};
 }

@@ -107,6 +107,8 @@ struct Arguments {
 void put(Work& work, Dict& dict, const std::string& key, Value value);
 
 inline constexpr size_t kMostBytes = 16U << 20;  ///< of one text
+/// Throws Fault if `out` would become longer than that.
+void append(std::string& out, std::string_view text);
 
 [[nodiscard]] std::string type_name(const Value& value);
 [[nodiscard]] bool truth(const Value& value);
@@ -140,11 +142,8 @@ struct JsonStyle {
 [[nodiscard]] bool is_function(std::string_view name);
 [[nodiscard]] Value apply_filter(Work& work, const std::string& name, const Value& value, Arguments& arguments);
 [[nodiscard]] bool apply_test(Work& work, const std::string& name, const Value& value, Arguments& arguments);
-[[nodiscard]] std::string upper_case(std::string_view text);
 [[nodiscard]] std::string lower_case(std::string_view text);
-[[nodiscard]] std::string capitalized(std::string_view text);
-[[nodiscard]] std::string titled(std::string_view text);       ///< as the method
-[[nodiscard]] std::string word_titled(std::string_view text);  ///< as the filter
+[[nodiscard]] std::string word_titled(std::string_view text);  ///< the filter "title", which is not the method
 /// Throws Fault for a generator, of which Python has no such thing.
 void require_list(const List& list, const char* what);
 [[nodiscard]] std::vector<std::string> split_lines(std::string_view text);

@@ -212,8 +212,6 @@ Rotary read_rotary(const ConfigReader& reader, const ConfigReader& dict, const C
   rotary.kind = parse_kind(dict, dict.text_or({"rope_type", "type"}, "default"), keys);
   switch (rotary.kind) {
     case Rotary::Kind::kLinear:
-      rotary.factor = dict.number({"factor"});
-      break;
     case Rotary::Kind::kDynamic:
       rotary.factor = dict.number({"factor"});
       break;

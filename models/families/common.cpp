@@ -61,9 +61,8 @@ std::vector<TensorSpec> head_norms(const std::string& attention) {
 
 ModuleNames modules_of(const std::vector<TensorSpec>& table) {
   const auto module = [&](Part part) -> std::string {
-    const auto row = std::ranges::find(table, part, &TensorSpec::part);
-    if (row == table.end()) return "";
-    std::string name = row->name.substr(0, row->name.rfind('.'));
+    std::string name = name_of(table, part);
+    name.erase(std::min(name.rfind('.'), name.size()));
     if (const size_t layer = name.find("{layer}"); layer != std::string::npos) name.replace(layer, 7, "{}");
     return name;
   };

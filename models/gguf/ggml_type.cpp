@@ -80,12 +80,9 @@ bool is_readable(GgmlType type) noexcept {
 int64_t block_values(GgmlType type) {
   return traits(type).blck_size;
 }
-size_t block_bytes(GgmlType type) {
-  return traits(type).type_size;
-}
 
 size_t row_bytes(GgmlType type, int64_t values) {
-  return static_cast<size_t>(values / block_values(type)) * block_bytes(type);
+  return static_cast<size_t>(values / block_values(type)) * traits(type).type_size;
 }
 
 void dequantise_row(GgmlType type, const void* from, float* to, int64_t values) {

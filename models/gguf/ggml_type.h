@@ -45,9 +45,7 @@ enum class GgmlType : uint32_t {
 [[nodiscard]] bool is_readable(GgmlType type) noexcept;
 /// Values in a block: rows must be a multiple of it. 1 for F32, F16, BF16. Only for readable types.
 [[nodiscard]] int64_t block_values(GgmlType type);
-/// Bytes of a block. Only for readable types.
-[[nodiscard]] size_t block_bytes(GgmlType type);
-/// Bytes of `values` values; `values` must be a multiple of block_values.
+/// Bytes of `values` values; `values` must be a multiple of block_values. Only for readable types.
 [[nodiscard]] size_t row_bytes(GgmlType type, int64_t values);
 
 /// Dequantises one row of `values` values. `from` need not be aligned for the quantised types.

@@ -41,7 +41,9 @@ class GgufCheckpoint : public Checkpoint {
   std::unique_ptr<Tokenizer> load_tokenizer() const override {
     const auto vocabulary = detail::read_gguf_vocabulary(files_.metadata());
     if (!vocabulary) return nullptr;
-    if (auto kept = detail::kept_tokenizer(files_.metadata(), config_)) return kept;
+    auto kept = detail::kept_tokenizer(files_.metadata(), config_);
+    // Another add_bos_token was set since (gguf-set-metadata): it counts, as for llama.cpp.
+    if (kept && vocabulary->add_bos.value_or(kept->adds_bos()) == kept->adds_bos()) return kept;
     return tokenizer_from_gguf(*vocabulary, own_ ? &own_->gguf.pre : nullptr);
   }
 

@@ -127,13 +127,13 @@ class GgufFile::Parser {
   void read_preamble() {
     const std::string_view magic = take(4, "the magic number");
     if (magic != "GGUF") corrupt("the file begins with " + printable(magic), "\"GGUF\"");
-    gguf_.version_ = take_number<uint32_t>("the version");
-    if (gguf_.version_ != 0 && (gguf_.version_ & 0xFFFF) == 0)
+    const auto version = take_number<uint32_t>("the version");
+    if (version != 0 && (version & 0xFFFF) == 0)
       throw Error(ErrorClass::kUnsupported,
                   {gguf_.path_.string(), "the file is big-endian", "a little-endian GGUF file",
                    "convert it with gguf-convert-endian of the gguf Python package"});
-    if (gguf_.version_ != 2 && gguf_.version_ != 3)
-      throw Error(ErrorClass::kUnsupported, {gguf_.path_.string(), "GGUF version " + std::to_string(gguf_.version_),
+    if (version != 2 && version != 3)
+      throw Error(ErrorClass::kUnsupported, {gguf_.path_.string(), "GGUF version " + std::to_string(version),
                                              "version 2 or 3", "convert the model again with a current llama.cpp"});
     n_tensors_ = take_number<uint64_t>("the number of tensors");
     n_keys_ = take_number<uint64_t>("the number of keys");

@@ -102,7 +102,6 @@ class GgufFile {
   explicit GgufFile(const std::filesystem::path& path);
 
   [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
-  [[nodiscard]] uint32_t version() const noexcept { return version_; }
   [[nodiscard]] uint64_t alignment() const noexcept { return alignment_; }
 
   /// Tensors in the order of the file.
@@ -135,7 +134,6 @@ class GgufFile {
   class Parser;
   std::filesystem::path path_;
   std::shared_ptr<MappedFile> file_;
-  uint32_t version_ = 0;
   uint64_t alignment_ = 32;
   std::vector<std::string> keys_;
   std::map<std::string, GgufValue, std::less<>> values_;

@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/core/text.h>
 #include <emend/devices/route.h>
@@ -61,6 +62,10 @@ Source source_of(const Checkpoint& checkpoint, const FamilySpec* own) {
   return source;
 }
 
+Part part_of(const GgufRecipe& recipe) {
+  return recipe.expected.part;
+}
+
 /// What writes into each tensor of the file.
 using Users = std::map<const GgufTensor*, std::vector<const GgufRecipe*>>;
 
@@ -79,7 +84,6 @@ class Writer {
   }
 
   GgufWriteReport write() {
-    report_.architecture = base_ ? base_->metadata().required_text("general.architecture") : form_.architecture;
     GgufConfig config = detail::config_to_gguf(source_.config, form_);
     report_.notes = config.notes;
     if (base_)
@@ -90,7 +94,6 @@ class Writer {
     metadata.set_integer("general.file_type", file_type());
     if (!options_.edits.empty()) describe_edits(metadata);
     if (is_quantised_) metadata.set_integer("general.quantization_version", 2);
-    report_progress();
     report_.bytes = detail::write_container(path_, metadata, alignment_, outputs_);
     log_notes();
     return std::move(report_);
@@ -102,12 +105,17 @@ class Writer {
     const GgufFile& meta = base_->metadata();
     const GgufForm& form =
         detail::gguf_architecture(meta.required_text("general.architecture"), path.string(), &source_.family);
-    layout_.recipes = detail::plan_tensors(*base_, form, source_.family, source_.config);
-    const size_t expected = expected_tensors(source_.family, source_.config).size();
+    ModelConfig stored = source_.config;  // Qwen2.5's published files, for one, have a tied head beside the embedding
+    stored.tied_head = stored.tied_head && !base_->find("output.weight");
+    layout_.recipes = detail::plan_tensors(*base_, form, source_.family, stored);
+    const size_t expected = expected_tensors(source_.family, stored).size();
     if (layout_.recipes.size() != expected)
       refuse({path.string(),
               std::to_string(layout_.recipes.size()) + " of the model's " + std::to_string(expected) + " tensors",
               "a GGUF file of the same model", "name the file that the model was converted to before editing"});
+    if (stored.tied_head != source_.config.tied_head)
+      std::ranges::find(layout_.recipes, Part::kHead, part_of)->expected.name =
+          std::ranges::find(layout_.recipes, Part::kEmbedding, part_of)->expected.name;
     alignment_ = meta.alignment();
     if (!options_.base.empty() && !meta.texts(kGgufEdits).empty())
       refuse({path.string(), "a file that holds edits: " + shorten(meta.texts(kGgufEdits).front(), 80),
@@ -216,17 +224,26 @@ class Writer {
     return tensor.row_values() % block_values(GgmlType::kQ8_0) == 0 && lost(now) > 1.1 * lost(before);
   }
 
+  // What comes out of `bytes` is written as the tensor `as`.
+  void add(GgufWrittenTensor as, const std::vector<int64_t>& shape, std::function<at::Tensor()> bytes) {
+    const auto done = static_cast<double>(outputs_.size() + 1);
+    outputs_.push_back({as.name, as.type, shape, [this, bytes = std::move(bytes), name = as.name, done] {
+                          at::Tensor stored = bytes();
+                          if (options_.progress)
+                            options_.progress({"convert", done, static_cast<double>(outputs_.size()), name});
+                          return stored;
+                        }});
+    report_.tensors.push_back(std::move(as));
+  }
+
   void add_copy(const GgufFile& file, const GgufTensor& tensor) {
-    report_.tensors.push_back({tensor.name, tensor.type});
     count(tensor.type, tensor);
-    outputs_.push_back({tensor.name, tensor.type, tensor.shape, [&file, &tensor] { return bytes_of(file, tensor); }});
+    add({tensor.name, tensor.type}, tensor.shape, [&file, &tensor] { return bytes_of(file, tensor); });
   }
 
   void add_table(const std::string& name, const std::vector<float>& values) {
-    report_.tensors.push_back({name, GgmlType::kF32});
-    outputs_.push_back({name, GgmlType::kF32, {std::ssize(values)}, [values, name] {
-                          return detail::encode(at::tensor(values, at::kFloat), GgmlType::kF32, name);
-                        }});
+    add({name, GgmlType::kF32}, {std::ssize(values)},
+        [values, name] { return detail::encode(at::tensor(values, at::kFloat), GgmlType::kF32, name); });
   }
 
   void add_encoded(const GgufTensor& tensor, const std::vector<const GgufRecipe*>& users, GgmlType wanted,
@@ -234,15 +251,13 @@ class Writer {
     const GgmlType type = type_for_row(wanted, tensor.row_values());
     count(type, tensor);
     const size_t index = report_.tensors.size();
-    report_.tensors.push_back({tensor.name, type, type != wanted, changed});
-    outputs_.push_back({tensor.name, type, tensor.shape, [this, &tensor, users, type, changed, index] {
-                          const at::Tensor values = detail::assemble(tensor, users, source_.now);
-                          at::Tensor bytes = detail::encode(values, type, path_.string() + ": tensor " + tensor.name);
-                          if (changed && type != GgmlType::kF32)
-                            report_.tensors[index].error_of_change =
-                                error_of_change(tensor, users, values, bytes, type);
-                          return bytes;
-                        }});
+    add({tensor.name, type, type != wanted, changed}, tensor.shape, [this, &tensor, users, type, changed, index] {
+      const at::Tensor values = detail::assemble(tensor, users, source_.now);
+      at::Tensor bytes = detail::encode(values, type, path_.string() + ": tensor " + tensor.name);
+      if (changed && type != GgmlType::kF32)
+        report_.tensors[index].error_of_change = error_of_change(tensor, users, values, bytes, type);
+      return bytes;
+    });
   }
 
   [[nodiscard]] double error_of_change(const GgufTensor& tensor, const std::vector<const GgufRecipe*>& users,
@@ -360,19 +375,6 @@ class Writer {
       if (config.contains(key) && !config[key].is_null()) text[key] = config[key];
     if (!text.contains("model_type")) text["model_type"] = source_.family.model_types.front();
     return text;
-  }
-
-  void report_progress() {
-    if (!options_.progress) return;
-    const auto total = static_cast<double>(outputs_.size());
-    for (size_t i = 0; i < outputs_.size(); ++i) {
-      detail::GgufOutput& output = outputs_[i];
-      output.bytes = [this, bytes = output.bytes, name = output.name, done = static_cast<double>(i + 1), total] {
-        at::Tensor stored = bytes();
-        options_.progress({"convert", done, total, name});
-        return stored;
-      };
-    }
   }
 
   void log_notes() const {

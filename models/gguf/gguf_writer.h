@@ -61,7 +61,6 @@ struct GgufWrittenTensor {
 };
 
 struct GgufWriteReport {
-  std::string architecture;
   std::vector<GgufWrittenTensor> tensors;
   std::vector<std::string> notes;  ///< what llama.cpp will not compute as the model does
   uint64_t bytes = 0;              ///< of the file

@@ -17,7 +17,7 @@ using detail::kNoToken;
 using detail::PipelineSpec;
 using nlohmann::json;
 
-enum TokenType { kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6 };
+using enum GgufVocabulary::TokenType;
 
 [[noreturn]] void damaged(const GgufVocabulary& source, const std::string& key, const std::string& got,
                           const std::string& expected) {
@@ -190,6 +190,7 @@ std::unique_ptr<Tokenizer> tokenizer_from_gguf(const GgufVocabulary& source, con
   for (size_t id = 0; id < source.tokens.size(); ++id)
     if (type_of(source, id) == kControl && ends_a_turn(source.tokens[id])) ends(static_cast<int64_t>(id));
   special.chat_template = repair_utf8(source.chat_template);
+  special.chat_template_place = source.source + ": tokenizer.chat_template";
   const auto around = [&](bool wanted, const std::optional<int64_t>& id) {
     std::vector<std::pair<std::string, int64_t>> pieces;
     if (wanted && id) pieces.emplace_back(source.tokens[static_cast<size_t>(*id)], *id);
@@ -206,10 +207,6 @@ namespace {
 
 json sequence(std::vector<json> steps) {
   return {{"type", "Sequence"}, {"pretokenizers", std::move(steps)}};
-}
-
-json split(const std::string& pattern) {
-  return {{"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}, {"invert", false}};
 }
 
 json digits(bool individual) {
@@ -240,7 +237,7 @@ const std::map<std::string, GgufPre>& table() {
     add({"default", "gpt-2", "gpt2", "phi-2", "mpt", "olmo", "jais"}, bytes);
     add({"smollm", "starcoder", "refact", "codeshell"}, single);
     add({"command-r"}, single, true);
-    add({"falcon"}, sequence({punctuation, bytes, digits(false), split("[0-9][0-9][0-9]")}));
+    add({"falcon"}, sequence({punctuation, bytes, digits(false), split_step("[0-9][0-9][0-9]")}));
     add({"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"}, llama3, false, true, true);
     add({"dbrx", "smaug-bpe"}, llama3);
     add({"qwen2", "deepseek-r1-qwen", "megrez"}, qwen2, true);
@@ -249,9 +246,9 @@ const std::map<std::string, GgufPre>& table() {
     add({"gpt-4o", "llama4"}, split_pre_tokenizer(cased_pattern("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", R"(\p{N}{1,3})")));
     add({"deepseek-v3"},
         sequence(
-            {split(R"(\p{N}{1,3})"),
-             split("[\xE4\xB8\x80-\xE9\xBE\xA5\xE3\x81\x80-\xE3\x82\x9F\xE3\x82\xA0-\xE3\x83\xBF]+"),
-             split(
+            {split_step(R"(\p{N}{1,3})"),
+             split_step("[\xE4\xB8\x80-\xE9\xBE\xA5\xE3\x81\x80-\xE3\x82\x9F\xE3\x82\xA0-\xE3\x83\xBF]+"),
+             split_step(
                  R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"),
              byte_level_pre_tokenizer(false, false)}));
     for (const FamilySpec& family : all_families())

@@ -10,13 +10,15 @@ struct GgufPre;
 
 /// Keys "tokenizer.ggml.…" of a GGUF file, one field each; the key is named where it differs.
 struct GgufVocabulary {
+  enum TokenType : int32_t { kNormal = 1, kUnknown, kControl, kUserDefined, kUnused, kByte };
+
   std::string source;                ///< the file's path, for error texts
   std::string name;                  ///< "general.name"; only tells Phi-3 from others
   std::string model;                 ///< "gpt2" (byte-level BPE) or "llama" (SentencePiece BPE)
   std::string pre;                   ///< pre-tokenizer name for "gpt2"; empty means "default"
   std::vector<std::string> tokens;   ///< pieces, index = id
   std::vector<float> scores;         ///< "llama" needs them; empty otherwise
-  std::vector<int32_t> token_types;  ///< token_type: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte
+  std::vector<int32_t> token_types;  ///< token_type: of each token; or empty, if all are normal
   std::vector<std::string> merges;   ///< "a b" strings, best first; a "gpt2" vocabulary of single bytes has none
   std::optional<int64_t> bos, eos, unk, pad;  ///< bos_token_id, eos_token_id, unknown_token_id, padding_token_id
   std::optional<int64_t> eot;                 ///< eot_token_id: a further id that ends a turn

@@ -50,10 +50,12 @@ struct Encoding {
 /// What surrounds the vocabulary: the special ids and the chat template.
 struct SpecialTokens {
   std::optional<int64_t> bos, eos, unk, pad;
+  bool bos_in_chats = true;         ///< false: its files have "bos_token": null, whatever id the model's config gives
   std::vector<int64_t> eos_ids;     ///< every id that ends a generation; contains `eos`
   std::vector<int64_t> prefix_ids;  ///< what add_special puts in front of the text
   std::vector<int64_t> suffix_ids;  ///< what add_special puts behind the text (usually empty)
   std::string chat_template;        ///< Jinja text; empty if there is none
+  std::string chat_template_place;  ///< the file, and the key inside it, that it was read from
 };
 
 /// A tokenizer. Immutable after construction and safe to use from many threads at once.
@@ -99,6 +101,8 @@ class Tokenizer {
   [[nodiscard]] virtual int64_t vocab_size() const = 0;
 
   [[nodiscard]] std::optional<int64_t> bos_id() const { return special_.bos; }
+  /// Whether chat templates have it.
+  [[nodiscard]] bool bos_in_chats() const { return special_.bos_in_chats; }
   [[nodiscard]] std::optional<int64_t> eos_id() const { return special_.eos; }
   [[nodiscard]] std::optional<int64_t> unk_id() const { return special_.unk; }
   [[nodiscard]] std::optional<int64_t> pad_id() const { return special_.pad; }
@@ -110,14 +114,20 @@ class Tokenizer {
   [[nodiscard]] bool adds_bos() const;
   /// The Jinja chat template of the model; empty if there is none.
   [[nodiscard]] const std::string& chat_template() const { return special_.chat_template; }
+  /// Where that was read from, for messages: "DIR/chat_template.jinja", "FILE.gguf: tokenizer.chat_template".
+  [[nodiscard]] const std::string& chat_template_place() const { return special_.chat_template_place; }
   /// SHA-256 (hex) of everything that decides ids: for cache keys.
   [[nodiscard]] const std::string& fingerprint() const { return fingerprint_; }
 
   /// Writes the files from which load_tokenizer (and transformers) get this tokenizer back into an existing folder:
   /// the original files, or a tokenizer.json made from the GGUF vocabulary. See save_tokenizer.
   virtual void save(const std::filesystem::path& folder) const;
-  /// From now on save() writes these files (names and contents), for a tokenizer whose own are momentary.
-  void keep_files(std::vector<std::pair<std::string, std::string>> files) { kept_ = std::move(files); }
+  /// From now on save() writes these files (names and contents), and messages name `place`, for a tokenizer whose own
+  /// files are momentary.
+  void keep_files(std::vector<std::pair<std::string, std::string>> files, std::string place) {
+    kept_ = std::move(files);
+    special_.chat_template_place = std::move(place);
+  }
 
  protected:
   Tokenizer() = default;

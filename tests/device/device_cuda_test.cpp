@@ -2,7 +2,6 @@
 #include <ATen/ATen.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <emend/devices/doctor.h>
 #include <emend/devices/planner.h>
 #include <emend/devices/route.h>
 #include <emend/devices/runtime.h>
@@ -118,14 +117,6 @@ TEST(Cuda, StreamSetsKeepTheOrder) {
     EXPECT_EQ(one.max().item<float>(), 2048.0F * static_cast<float>(round * round));
     EXPECT_EQ(two.min().item<float>(), 2.0F * static_cast<float>(round));
   }
-}
-
-TEST(Cuda, CopiesAreRight) {
-  EMEND_NEEDS_CUDA();
-  std::vector<c10::Device> devices{kCpu};
-  for (int k = 0; k < load_cuda_runtime().devices; ++k) devices.push_back(gpu(k));
-  for (const auto& check : check_copies(devices))
-    EXPECT_EQ(check.status, CheckStatus::kOk) << check.name << ": " << check.detail;
 }
 
 TEST(Cuda, AutoPutsASmallModelOnTheGpus) {

@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/devices/kernels.h>
+#include <emend/devices/route.h>
 #include <emend/devices/runtime.h>
 #include <emend/editors/detail/active_set.h>
 #include <emend/editors/detail/target_engines.h>
@@ -12,6 +13,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "support/editor_models.h"
+#include "support/spread_plan.h"
 
 namespace emend {
 namespace kernel_plugin_test {
@@ -182,9 +184,7 @@ void test_loss(const Tested& on) {
 
 // Each kernel's use in the engine, over several steps: the loss, the step of δ, norms and rotary with their gradients.
 void test_targets(const Tested& on) {
-  const models::Model model = testing::tiny_model({.place = [&](const models::ModelConfig& config, const auto&) {
-    return devices::PlacementPlan::single(on.device, config.n_layers);
-  }});
+  const models::Model model = testing::tiny_model({.place = testing::over_devices({on.device})});
   std::vector<editors::TargetProblem> problems;
   for (const auto& fact : testing::tiny_facts())
     problems.push_back(
@@ -238,13 +238,12 @@ TEST(Kernels, PassesOfAllFamiliesAreLibTorchs) {
     const models::Model model = testing::debug_model(family, 3, flavour);
     const auto run = [&](const devices::KernelPlugin* plugin) {
       const KernelScope scope(plugin);
-      models::ForwardOptions options;
-      options.first_layer = 1;
-      options.hidden = (at::arange(15 * model.hidden_size(), at::kFloat) * 0.7).sin().view({15, -1}).requires_grad_();
+      const models::ForwardOptions options{
+          .first_layer = 1,
+          .hidden = (at::arange(15 * model.hidden_size(), at::kFloat) * 0.7).sin().view({15, -1}).requires_grad_()};
       const auto result = model.forward(models::TokenBatch::from_rows(kPrompts), options);
       const at::Tensor gradient = torch::autograd::grad({result.logits.sin().sum()}, {options.hidden})[0];
-      models::GenerateOptions generate;
-      generate.max_new_tokens = 6;
+      const models::GenerateOptions generate{.max_new_tokens = 6};
       return std::tuple(result.logits.detach(), gradient, models::generate(model, kPrompts, generate));
     };
     const auto [logits, gradient, text] = run(nullptr);

@@ -12,7 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "support/editor_models.h"
-#include "support/simulated.h"
+#include "support/spread_plan.h"
 
 namespace emend {
 namespace launches_test {
@@ -36,14 +36,9 @@ SimulatedCounts count(const std::function<void()>& work) {
 }
 
 auto on_devices(int n) {
-  return [n](const models::ModelConfig& config, const models::Checkpoint&) {
-    auto plan = devices::PlacementPlan::single(sim(0), config.n_layers);
-    for (int64_t l = 0; l < config.n_layers; ++l)
-      plan.layers[static_cast<size_t>(l)] = sim(static_cast<int>(l * n / config.n_layers));
-    plan.final_norm = plan.head = sim(n - 1);
-    plan.tied_copy = config.tied_head && n > 1;
-    return plan;
-  };
+  std::vector<c10::Device> all;
+  for (int k = 0; k < n; ++k) all.push_back(sim(k));
+  return testing::over_devices(all);
 }
 
 // A step more, all else being equal.
@@ -119,9 +114,7 @@ SimulatedCounts generated_token(const models::Model& model, int64_t rows) {
   std::vector<std::vector<int64_t>> prompts;
   for (int64_t r = 0; r < rows; ++r) prompts.emplace_back(static_cast<size_t>(3 + r % 4), 5 + r);
   const auto run = [&](int64_t tokens) {
-    models::GenerateOptions options;
-    options.max_new_tokens = tokens;
-    return count([&] { (void)models::generate(model, prompts, options); });
+    return count([&] { (void)models::generate(model, prompts, {.max_new_tokens = tokens}); });
   };
   return run(7) - run(6);
 }

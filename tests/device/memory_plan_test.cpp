@@ -116,8 +116,7 @@ void run(const models::Model& model, Work work, const Batch& batch) {
   models::ForwardOptions options;
   if (work == Work::kNextToken) {
     options.cache = &cache;
-    options.logit_tokens.emplace();
-    for (int64_t r = 0; r < batch.rows; ++r) options.logit_tokens->push_back(tokens.token(r, -1));
+    options.logit_tokens = tokens.last_tokens();
   }
   (void)at::log_softmax(model.forward(tokens, options).logits, -1);
 }

@@ -3,7 +3,7 @@
 // once a rank, with EMEND_NCCL_SCENARIO naming what the child does.
 #include <ATen/ATen.h>
 #include <dlfcn.h>
-#include <emend/core/error.h>
+#include <emend/core/text.h>
 #include <emend/devices/collectives.h>
 #include <emend/devices/detail/nccl_library.h>
 #include <emend/devices/runtime.h>
@@ -16,23 +16,19 @@
 #include <thread>
 
 #include "support/debug_models.h"
-#include "support/processes.h"
-#include "support/simulated.h"
+#include "support/error_of.h"
+#include "support/group_children.h"
+#include "support/spread_plan.h"
 
 namespace emend::devices {
 namespace nccl_plugin_test {
 
-using testing::sim;
+using testing::expect_sums, testing::sim;
 
 constexpr char kStandIn[] = EMEND_BINARY_DIR "/tests/libemend_nccl_stand_in.so";
 constexpr char kOtherAbi[] = EMEND_BINARY_DIR "/tests/libemend_nccl_other_abi.so";
 
 // ---- what a child does ----------------------------------------------------------------------------------------------
-
-std::string scenario() {
-  const char* name = std::getenv("EMEND_NCCL_SCENARIO");
-  return name ? name : "";
-}
 
 class Lines final : public LogSink {
  public:
@@ -54,51 +50,20 @@ std::array<int, 2> counts() {
   return result;
 }
 
-/// Sums of several dtypes on `device`, right by whatever way they go.
-void work(Collectives& group, c10::Device device) {
-  const int n = group.size(), r = group.rank();
-  for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kLong, at::kInt}) {
-    auto t = at::full({3, 2}, r + 1, dtype).to(device);
-    group.all_reduce_sum(t);
-    EXPECT_EQ(t.device(), device);
-    EXPECT_TRUE(at::equal(t.cpu(), at::full({3, 2}, n * (n + 1) / 2, dtype))) << t.cpu();
-  }
-  // Summed in float64 and rounded once: in float32, 1e8 + 4 is 1e8.
-  auto big = at::full({1}, r == 0 ? 1e8 : 4.0, at::kFloat).to(device);
-  group.all_reduce_sum(big);
-  EXPECT_EQ(big.item<float>(), static_cast<float>(1e8 + 4.0 * (n - 1)));
-  auto base = at::zeros({4, 4}, at::kDouble).to(device);  // in place through a view
-  auto column = base.select(1, 2);
-  column.fill_(1);
-  group.all_reduce_sum(column);
-  EXPECT_EQ(base.sum().item<double>(), 4.0 * n);
-  auto none = at::empty({0}, at::kDouble).to(device);
-  group.all_reduce_sum(none);
-}
-
 void expect_failure(Collectives& group, const std::string& part) {
-  for (int i = 0; i < 2; ++i) try {
-      auto t = at::ones({1000}, at::kDouble).to(sim(group.rank()));
-      group.all_reduce_sum(t);
-      ADD_FAILURE() << "the sum went through";
-    } catch (const Error& error) {
-      const std::string text = error.what();
-      EXPECT_EQ(error.error_class(), ErrorClass::kDevice) << text;
-      EXPECT_NE(text.find("process " + std::to_string(group.rank()) + " of "), std::string::npos) << text;
-      EXPECT_NE(text.find(i == 0 ? part : "an earlier call failed"), std::string::npos) << text;
-      EXPECT_EQ(counts()[1], 0) << "the communicator is still there";
-    }
+  auto t = at::ones({1000}, at::kDouble).to(sim(group.rank()));
+  for (const std::string& reason : {part, std::string("an earlier call failed")}) {
+    testing::expect_error(ErrorClass::kDevice, {"process " + std::to_string(group.rank()) + " of ", reason},
+                          [&] { group.all_reduce_sum(t); });
+    EXPECT_EQ(counts()[1], 0) << "the communicator is still there";
+  }
 }
 
 /// Key statistics of processes with a GPU each: one sum a layer, which does not pass through the host.
 void expect_sums_on_devices(Collectives& group) {
   const std::vector<std::vector<int64_t>> rows = {{3, 5, 7, 9, 11}, {4, 6, 8}, {1, 2, 3, 4}};
   const auto sums_of = [&](c10::Device device, Collectives* processes) {
-    models::LoadOptions options;
-    options.place = [device](const models::ModelConfig& config, const models::Checkpoint&) {
-      return PlacementPlan::single(device, config.n_layers);
-    };
-    const auto model = emend::testing::debug_model("llama", 1, "", options);
+    const auto model = testing::debug_model("llama", 1, "", {.place = testing::over_devices({device})});
     std::vector<editors::detail::Sums> sums(1);
     editors::StatisticsOptions settings;
     settings.batch_tokens = 5;
@@ -115,26 +80,26 @@ void expect_sums_on_devices(Collectives& group) {
 }
 
 TEST(Child, Run) {
-  const auto what = scenario();
+  const auto what = environment("EMEND_NCCL_SCENARIO");
   if (what.empty()) GTEST_SKIP() << "this is the part of the other tests that runs in child processes";
   const auto sink = std::make_shared<Lines>();
   const std::chrono::seconds call(what == "stall" ? 3 : 60);
   const auto group = join_processes(read_process_environment(), {std::chrono::seconds(60), call}, Log({sink}));
   const int r = group->rank();
   if (what == "nccl") {
-    work(*group, sim(r));
+    expect_sums(*group, sim(r));
     EXPECT_EQ(counts(), (std::array<int, 2>{7, 1}));
     const auto before = counts();
-    work(*group, at::kCPU);
-    work(*group, sim(1));                                  // all on one device: none has one of its own
-    work(*group, r == 0 ? at::Device(at::kCPU) : sim(r));  // one on the host
+    expect_sums(*group, at::kCPU);
+    expect_sums(*group, sim(1));                                  // all on one device: none has one of its own
+    expect_sums(*group, r == 0 ? at::Device(at::kCPU) : sim(r));  // one on the host
     EXPECT_EQ(counts(), before);
-    work(*group, sim(group->size() - r));  // other devices: another communicator
+    expect_sums(*group, sim(group->size() - r));  // other devices: another communicator
     EXPECT_EQ(counts()[1], 2);
   } else if (what == "statistics") {
     expect_sums_on_devices(*group);
   } else if (what == "gloo" || what == "gloo-warned") {
-    work(*group, sim(r));
+    expect_sums(*group, sim(r));
     EXPECT_EQ(counts()[0], 0);
   } else if (what == "fail") {
     expect_failure(*group, r == 1 ? "the stand-in was told to fail" : "process 1 failed");
@@ -159,56 +124,42 @@ std::vector<int> run_group(const std::string& what, int size, const std::vector<
   options.program.environment = {{"EMEND_NCCL_SCENARIO", what}, {"EMEND_STAND_IN", order}, {"OMP_NUM_THREADS", "1"}};
   for (int r = 0; r < size; ++r)
     options.environment_of_rank[r]["EMEND_NCCL_PLUGIN"] = plugins[std::min(static_cast<size_t>(r), plugins.size() - 1)];
-  const auto self = std::filesystem::read_symlink("/proc/self/exe").string();
-  std::vector<int> codes;
-  for (const auto& result : testing::run_processes(testing::Launcher::kVariables, size, self,
-                                                   {"--gtest_filter=Child.Run", "--gtest_brief=1"}, options)) {
-    codes.push_back(result.status);
-    if (result.status == 1) ADD_FAILURE() << result.out << result.err;
-  }
-  return codes;
+  return testing::run_children(size, options);
 }
 
 const std::vector<int> kBoth{0, 0};
 
 TEST(NcclPlugin, IsUsedByProcessesThatAllHaveItAndAGpuOfTheirOwn) {
-  if (!scenario().empty()) GTEST_SKIP();
   EXPECT_EQ(run_group("nccl", 2, {kStandIn}), kBoth);
   EXPECT_EQ(run_group("nccl", 3, {kStandIn}), (std::vector<int>{0, 0, 0}));
 }
 
 TEST(NcclPlugin, AddsUpStatisticsOnTheDevices) {
-  if (!scenario().empty()) GTEST_SKIP();
   EXPECT_EQ(run_group("statistics", 2, {kStandIn}), kBoth);
 }
 
 TEST(NcclPlugin, IsNotUsedWhereOneProcessIsWithout) {
-  if (!scenario().empty()) GTEST_SKIP();
   EXPECT_EQ(run_group("gloo", 2, {kStandIn, "none"}), kBoth);
   EXPECT_EQ(run_group("gloo", 2, {"none", kStandIn}), kBoth);
 }
 
 TEST(NcclPlugin, ThatIsMissingOrOfAnotherVersionIsNoError) {
-  if (!scenario().empty()) GTEST_SKIP();
   EXPECT_EQ(run_group("gloo", 2, {""}), kBoth);
   EXPECT_EQ(run_group("gloo-warned", 2, {"/nowhere/libemend_nccl.so"}), kBoth);
   EXPECT_EQ(run_group("gloo-warned", 2, {kOtherAbi}), kBoth);
 }
 
 TEST(NcclPlugin, FailureInOneProcessIsAnErrorInAll) {
-  if (!scenario().empty()) GTEST_SKIP();
   EXPECT_EQ(run_group("fail", 2, {kStandIn}, "fail:1"), kBoth);
 }
 
 TEST(NcclPlugin, WorkThatNeverEndsIsGivenUpInTime) {
-  if (!scenario().empty()) GTEST_SKIP();
   const auto begin = std::chrono::steady_clock::now();
   EXPECT_EQ(run_group("stall", 2, {kStandIn}, "stall:1"), kBoth);
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(40));
 }
 
 TEST(NcclPlugin, AProcessThatEndsInASumEndsTheOthers) {
-  if (!scenario().empty()) GTEST_SKIP();
   const auto begin = std::chrono::steady_clock::now();
   EXPECT_EQ(run_group("exit", 2, {kStandIn}, "exit:1"), (std::vector<int>{0, 42}));
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));

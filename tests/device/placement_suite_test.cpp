@@ -62,9 +62,7 @@ class Runs {
   }
   static void expect_cache_at_home(const models::Model& model) {
     models::KvCache cache(model.n_layers());
-    models::ForwardOptions options;
-    options.cache = &cache;
-    (void)model.forward(testing::placed_batch(), options);
+    (void)model.forward(testing::placed_batch(), {.cache = &cache});
     for (int l = 0; l < model.n_layers(); ++l) {
       EXPECT_EQ(cache.keys(l).device(), model.placement().layers[static_cast<size_t>(l)]);
       EXPECT_EQ(cache.values(l).device(), model.placement().layers[static_cast<size_t>(l)]);

@@ -2,7 +2,6 @@
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/InferenceMode.h>
-#include <emend/core/error.h>
 #include <emend/devices/detail/sim_backend.h>
 #include <emend/devices/detail/sim_memory.h>
 #include <emend/devices/route.h>
@@ -10,6 +9,7 @@
 #include <emend/devices/simulated.h>
 #include <gtest/gtest.h>
 
+#include "support/error_of.h"
 #include "support/simulated.h"
 
 namespace emend::devices {
@@ -59,13 +59,8 @@ TEST(SimMemory, RunsOutAtTheLimitAndRecovers) {
     EXPECT_EQ(device_memory_stats(sim(4)).allocated, before + 1000) << "a refused allocation leaves no trace";
     EXPECT_NO_THROW(at::zeros({250}, on(4)));
     EXPECT_NO_THROW(at::zeros({1000}, on(5))) << "other devices have no limit";
-    try {
-      (void)route_to(at::ones({1000}), sim(4), Purpose::kWeight);
-      FAIL();
-    } catch (const Error& error) {
-      EXPECT_EQ(error.error_class(), ErrorClass::kDevice);
-      EXPECT_NE(std::string(error.what()).find("moving weight from cpu to sim:4"), std::string::npos) << error.what();
-    }
+    testing::expect_error(ErrorClass::kDevice, {"moving weight from cpu to sim:4"},
+                          [] { (void)route_to(at::ones({1000}), sim(4), Purpose::kWeight); });
   }
   EXPECT_NO_THROW(at::zeros({1000}, on(4)));
 }

@@ -13,9 +13,7 @@
 #include <minizip/zip.h>
 #include <unistd.h>
 
-#include <cstring>
-#include <functional>
-
+#include "support/error_of.h"
 #include "support/tiny_model.h"
 
 namespace emend {
@@ -26,19 +24,7 @@ namespace fs = std::filesystem;
 constexpr int kDeep = 100'000;
 const std::string kNested = std::string(kDeep, '[') + std::string(kDeep, ']');
 
-void expect_refused(const std::function<void()>& action, ErrorClass error_class,
-                    const std::vector<std::string>& words) {
-  try {
-    action();
-    ADD_FAILURE() << "accepted where " << words.front() << " was expected";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.error_class(), error_class) << error.what();
-    EXPECT_EQ(std::string(error.what()).find("json.exception"), std::string::npos) << error.what();
-    EXPECT_LT(std::strlen(error.what()), 1000U) << "a message must not echo the file";
-    for (const auto& word : words)
-      EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << word << " in " << error.what();
-  }
-}
+using testing::expect_refused;
 
 class DocumentsHostile : public ::testing::Test {
  protected:
@@ -75,11 +61,7 @@ class DocumentsHostile : public ::testing::Test {
 TEST_F(DocumentsHostile, NestingEndsInAnErrorEverywhere) {
   expect_refused([] { (void)parse_json(kNested, "x.json"); }, ErrorClass::kCorruption,
                  {"x.json:1:101: ", "nesting of more than 100 levels"});
-  const std::string keys = [] {
-    std::string text;
-    for (int i = 0; i < kDeep; ++i) text += "{\"a\":\n";
-    return text;
-  }();
+  const std::string keys = testing::repeat("{\"a\":\n", kDeep);
   expect_refused([&] { (void)parse_json(keys, "x.json"); }, ErrorClass::kCorruption, {"x.json:101:1: "});
   expect_refused([] { (void)devices::parse_device_map("{\"model\": " + kNested + "}"); }, ErrorClass::kInvalidArgument,
                  {"nesting of more than 64 levels"});

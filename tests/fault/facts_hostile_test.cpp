@@ -1,39 +1,28 @@
 // Facts and corpus files that are damaged or made to do harm: each ends in an error with a line number, soon.
 #include <emend/core/atomic_file.h>
-#include <emend/core/error.h>
 #include <emend/datasets/corpus.h>
 #include <emend/datasets/fact.h>
 #include <gtest/gtest.h>
 
-#include <ctime>
 #include <random>
+
+#include "support/error_of.h"
 
 namespace emend::datasets {
 namespace facts_hostile_test {
 
 const std::string kRow = R"({"prompt": "{} is", "subject": "A", "target_new": "x"})";
 
-std::string repeat(const std::string& text, size_t times) {
-  std::string result;
-  for (size_t i = 0; i < times; ++i) result += text;
-  return result;
-}
+using testing::repeat;
 
-void expect_refusal(const std::string& text, const std::string& part, ErrorClass expected = ErrorClass::kCorruption) {
-  const std::clock_t start = std::clock();  // processor time: a busy machine must not fail the test
-  try {
-    (void)parse_facts(text, "bad.json");
-    ADD_FAILURE() << "accepted: " << text.substr(0, 200);
-  } catch (const Error& error) {
-    const std::string message = error.what();
-    EXPECT_EQ(error.error_class(), expected) << message;
-    EXPECT_EQ(message.rfind("bad.json", 0), 0U) << message;
-    EXPECT_NE(message.find("; expected "), std::string::npos) << message;
-    EXPECT_NE(message.find(part), std::string::npos) << "\"" << part << "\" is not in: " << message;
-    EXPECT_LT(message.size(), 1500U);
-  }
-  const double taken = static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
-  EXPECT_LT(taken, 2.0) << part;
+void expect_refusal(const std::string& text, const std::string& part) {
+  const std::string message = testing::expect_refused(
+      [&] {
+        (void)parse_facts(text, "bad.json");
+        ADD_FAILURE() << "accepted: " << text.substr(0, 200);
+      },
+      ErrorClass::kCorruption, {"; expected ", part}, 1500);
+  EXPECT_TRUE(message.starts_with("bad.json")) << message;
 }
 
 TEST(FactsHostile, EmptyAndForeign) {
@@ -105,12 +94,7 @@ TEST(FactsHostile, FilesThatCannotBeRead) {
   const auto path = std::filesystem::path(::testing::TempDir()) / "emend_facts_hostile.json";
   write_file(path, "[" + kRow + "]");
   EXPECT_EQ(load_facts(path).facts.size(), 1U);
-  try {
-    (void)load_facts(path, {.max_bytes = 10});
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.error_class(), ErrorClass::kUnsupported);
-  }
+  testing::error_of([&] { (void)load_facts(path, {.max_bytes = 10}); }, ErrorClass::kUnsupported);
   std::filesystem::remove(path);
 }
 
@@ -157,15 +141,8 @@ class CorpusHostile : public ::testing::Test {
   void TearDown() override { std::filesystem::remove(path_); }
   void expect_bad(const std::string& text, const std::string& part, int64_t most_bytes = 1000) {
     write_file(path_, text);
-    try {
-      read_corpus(
-          path_, [](const Document&) { return true; }, most_bytes);
-      ADD_FAILURE() << "accepted: " << text.substr(0, 100);
-    } catch (const Error& error) {
-      EXPECT_EQ(error.error_class(), ErrorClass::kCorruption);
-      EXPECT_NE(std::string(error.what()).find(part), std::string::npos)
-          << "\"" << part << "\" is not in: " << error.what();
-    }
+    const auto take_all = [](const Document&) { return true; };
+    testing::expect_refused([&] { read_corpus(path_, take_all, most_bytes); }, ErrorClass::kCorruption, {part});
   }
 };
 

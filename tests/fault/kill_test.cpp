@@ -122,8 +122,7 @@ class KillTest : public ProgramTest {
 
 TEST_F(KillTest, EveryResumedRunEndsAsTheUndisturbedOne) {
   const auto begin = std::chrono::steady_clock::now();
-  const auto whole = run_program("memit_edit", arguments("whole"));
-  ASSERT_EQ(whole.status, 0) << whole.err;
+  const auto whole = must_run("memit_edit", arguments("whole"));
   double duration = seconds_since(begin);  // a guess that follows the machine's load
   const auto expected = results("whole");
 
@@ -157,8 +156,7 @@ TEST_F(KillTest, EveryResumedRunEndsAsTheUndisturbedOne) {
       expect_readable("run");
     }
     if (!complete) {
-      const auto result = run_program("memit_edit", arguments("run", true));
-      ASSERT_EQ(result.status, 0) << result.err;
+      must_run("memit_edit", arguments("run", true));
     }
     for (const auto& [file, bytes] : results("run"))
       EXPECT_EQ(bytes == expected.at(file), true) << file << " differs after resuming";
@@ -174,12 +172,12 @@ TEST_F(KillTest, EveryResumedRunEndsAsTheUndisturbedOne) {
 
 // A ledger whose process dies while it changes the weights finishes the change, or undoes it, when it is opened again.
 TEST_F(KillTest, ALedgerSurvivesToo) {
-  ASSERT_EQ(run_program("memit_edit", edit({"--eval", "none", "--save", "pack", "--quiet"})).status, 0);
+  must_run("memit_edit", edit({"--eval", "none", "--save", "pack", "--quiet"}));
   const std::string original = model_bytes(), pack = path("run/edit.safetensors");
-  ASSERT_EQ(run_program("emend", {"apply", pack, "--model", path("model"), "--out", path("edited")}).status, 0);
+  must_run("emend", {"apply", pack, "--model", path("model"), "--out", path("edited")});
   const std::string edited = model_bytes("edited");
   const auto begin = std::chrono::steady_clock::now();
-  ASSERT_EQ(run_program("emend", {"apply", pack, "--model", path("model")}).status, 0);
+  must_run("emend", {"apply", pack, "--model", path("model")});
   const double duration = seconds_since(begin);
   std::mt19937 random(7);
   bool in_force = true;
@@ -192,14 +190,13 @@ TEST_F(KillTest, ALedgerSurvivesToo) {
                                                  : std::vector<std::string>{"apply", pack, "--model", path("model")};
     (void)run_program("emend", command, options);
     (void)SafetensorsFile(folder_ / "model" / "model.safetensors");
-    const auto listed = run_program("emend", {"list", "--model", path("model"), "--json"});
-    ASSERT_EQ(listed.status, 0) << listed.err;
+    const auto listed = must_run("emend", {"list", "--model", path("model"), "--json"});
     const auto edits = json::parse(listed.out)["edits"];
     in_force = !edits.empty() && edits[0]["active"].get<bool>();
     EXPECT_EQ(model_bytes() == (in_force ? edited : original), true) << "step " << i;
   }
   if (in_force) {
-    ASSERT_EQ(run_program("emend", {"revert", "--all", "--model", path("model")}).status, 0);
+    must_run("emend", {"revert", "--all", "--model", path("model")});
   }
   EXPECT_EQ(model_bytes() == original, true);
 }

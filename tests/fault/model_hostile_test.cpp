@@ -96,6 +96,26 @@ TEST_P(Hostile, SizesThatAreNotPositiveIntegers) {
   }
 }
 
+TEST_P(Hostile, KeysThatAreMissingOrIllTyped) {
+  ASSERT_FALSE(parsed(config_).error) << parsed(config_).text;
+  int refused = 0;
+  for (const auto& [key, value] : config_.items()) {
+    for (const Json& wrong : {Json("text"), Json(-3), Json(0), Json(1.5), Json(true), Json(Json::array({1})),
+                              Json(Json::object({{"a", 1}})), Json(1e300), Json(uint64_t{1} << 63)}) {
+      Json config = config_;
+      config[key] = wrong;
+      const Outcome outcome = parsed(config);
+      refused += outcome.error.has_value();
+      EXPECT_EQ(outcome.error.has_value(), !outcome.text.empty());
+    }
+    Json without = config_;
+    without.erase(key);
+    const Outcome outcome = parsed(without);
+    EXPECT_TRUE(!outcome.error || outcome.text.find(key) != std::string::npos) << outcome.text;
+  }
+  EXPECT_GT(refused, 20);
+}
+
 TEST_P(Hostile, HeadsThatDoNotDivide) {
   const auto& keys = family_.keys;
   const std::string heads = spelled(config_, keys.heads), hidden = spelled(config_, keys.hidden);
@@ -209,9 +229,15 @@ TEST_P(Hostile, EveryTensorMissingMisshapenOrOfAnotherType) {
       expect_words(with(wrong), ErrorClass::kCorruption, {"some/model", name, shape.str()}, name + " misshapen");
     if (value.dim() == 2 && value.size(0) != value.size(1))
       expect_words(with(value.t().contiguous()), ErrorClass::kCorruption, {name, shape.str()}, name + " transposed");
+    expect_words(with(at::zeros({1, 2, 3})), ErrorClass::kCorruption, {name, "[1, 2, 3]"}, name + " misshapen");
     for (const auto type : {at::kChar, at::kLong, at::kBool})
       expect_words(with(at::zeros(value.sizes(), type)), ErrorClass::kUnsupported,
-                   {name, "float32, float16 or bfloat16"}, name + " of integers");
+                   {name, "float32, float16 or bfloat16", "quantised"}, name + " of integers");
+    for (const float number : {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
+      at::Tensor changed = value.clone();
+      changed.view(-1)[0] = number;
+      expect_words(with(changed), ErrorClass::kCorruption, {name, "not finite"}, name + " not finite");
+    }
   }
   for (const char* extra : {"model.layers.0.extra.weight", "weight", "", "transformer.h.99.mlp.c_proj.weight",
                             "model.layers.1e3.mlp.down_proj.weight", "model.layers.0.mlp.down_proj.weight.lora_A"}) {
@@ -221,10 +247,7 @@ TEST_P(Hostile, EveryTensorMissingMisshapenOrOfAnotherType) {
   }
 }
 
-std::string flavour_name(const ::testing::TestParamInfo<FamilyFlavour>& info) {
-  return info.param.family + "_" + info.param.flavour;
-}
-INSTANTIATE_TEST_SUITE_P(All, Hostile, ::testing::ValuesIn(testing::all_flavours()), flavour_name);
+INSTANTIATE_TEST_SUITE_P(All, Hostile, ::testing::ValuesIn(testing::all_flavours()), testing::flavour_name);
 
 // Settings that only some families have.
 TEST(HostileConfig, SettingsOfOneFamily) {
@@ -243,6 +266,22 @@ TEST(HostileConfig, SettingsOfOneFamily) {
       {"llama", "model_type", "7", ErrorClass::kCorruption, {"model_type", "string"}},
       {"llama", "model_type", "null", ErrorClass::kCorruption, {"model_type", "missing"}},
       {"llama", "model_type", "[\"llama\"]", ErrorClass::kCorruption, {"model_type"}},
+      {"llama", "model_type", "\"lama\"", ErrorClass::kUnsupported, {"did you mean \"llama\"?"}},
+      {"llama", "num_hidden_layers", "1000000", ErrorClass::kCorruption, {"at most 10000 layers"}},
+      {"llama", "num_attention_heads", "5", ErrorClass::kCorruption, {"num_attention_heads", "divisor"}},
+      {"llama", "num_key_value_heads", "3", ErrorClass::kCorruption, {"divisor"}},
+      {"llama", "head_dim", "7", ErrorClass::kCorruption, {"rotary dimensions"}},
+      {"llama", "head_dim", "1", ErrorClass::kCorruption, {"rotary dimensions"}},
+      {"llama", "rms_norm_eps", "0", ErrorClass::kCorruption, {"positive"}},
+      {"llama", "rms_norm_eps", "1e308", ErrorClass::kCorruption, {"such as 1e-5"}},
+      {"llama", "rope_theta", "-5", ErrorClass::kCorruption, {"rope_theta"}},
+      {"llama", "rope_theta", "1", ErrorClass::kCorruption, {"rope_theta", "above 1"}},
+      {"llama",
+       "rope_scaling",
+       R"({"type": "longrope", "short_factor": "no", "long_factor": [1], "original_max_position_embeddings": 8})",
+       ErrorClass::kCorruption,
+       {"short_factor"}},
+      {"phi", "qk_layernorm", "true", ErrorClass::kUnsupported, {"qk_layernorm"}},
       {"llama", "hidden_act", "7", ErrorClass::kCorruption, {"hidden_act", "string"}},
       {"llama", "hidden_act", "\"tanh\"", ErrorClass::kUnsupported, {"hidden_act", "tanh", "silu"}},
       {"llama", "attention_bias", "\"yes\"", ErrorClass::kCorruption, {"attention_bias", "true or false"}},
@@ -250,6 +289,7 @@ TEST(HostileConfig, SettingsOfOneFamily) {
       {"llama", "rms_norm_eps", "-1e-6", ErrorClass::kCorruption, {"rms_norm_eps", "positive"}},
       {"llama", "rms_norm_eps", "\"1e-6\"", ErrorClass::kCorruption, {"rms_norm_eps"}},
       {"llama", "tie_word_embeddings", "\"false\"", ErrorClass::kCorruption, {"tie_word_embeddings"}},
+      {"llama", "tie_word_embeddings", "1", ErrorClass::kCorruption, {"true or false"}},
       {"llama", "eos_token_id", "\"</s>\"", ErrorClass::kCorruption, {"eos_token_id", "integer"}},
       {"llama", "eos_token_id", "[2, null]", ErrorClass::kCorruption, {"eos_token_id"}},
       {"llama", "eos_token_id", "{\"id\": 2}", ErrorClass::kCorruption, {"eos_token_id"}},

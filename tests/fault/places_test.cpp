@@ -31,18 +31,18 @@ class PlacesTest : public ProgramTest {
   void SetUp() override {
     ::setenv("OMP_NUM_THREADS", "1", 1);
     ProgramTest::SetUp();
-    must("memit_edit", edit({"--eval", "none", "--save", "pack,peft", "--quiet", "--stats-tokens", "2000"}));
+    must_run("memit_edit", edit({"--eval", "none", "--save", "pack,peft", "--quiet", "--stats-tokens", "2000"}));
     write_file(folder_ / "other.jsonl",
                R"({"prompt": "{} is a city in", "subject": "Oslo", "target_new": "Peru", "target_true": "Norway"})");
-    must("memit_edit", edit({"--eval", "none", "--save", "pack", "--quiet", "--stats-tokens", "2000", "--facts",
-                             path("other.jsonl"), "--out", path("other")}));
+    must_run("memit_edit", edit({"--eval", "none", "--save", "pack", "--quiet", "--stats-tokens", "2000", "--facts",
+                                 path("other.jsonl"), "--out", path("other")}));
     a_ = path("run/edit.safetensors");
     b_ = path("other/edit.safetensors");
-    must("emend", {"apply", a_, b_, "--model", path("model"), "--out", path("edited"), "--quiet"});
+    must_run("emend", {"apply", a_, b_, "--model", path("model"), "--out", path("edited"), "--quiet"});
     write_file(folder_ / "loud", "a\nb\nc\nd\n");
     write_file(folder_ / "quiet", "e\nf\ng\nh\n");
-    must("emend", {"direct", "fit", "--model", path("model"), "--positive", path("loud"), "--negative", path("quiet"),
-                   "--folds", "2", "--no-effect", "--out", path("direction"), "--quiet"});
+    must_run("emend", {"direct", "fit", "--model", path("model"), "--positive", path("loud"), "--negative",
+                       path("quiet"), "--folds", "2", "--no-effect", "--out", path("direction"), "--quiet"});
     write_known_facts(folder_ / "knowing");
     write_file(folder_ / "chat.jsonl", R"({"instruction": "Say a", "input": "", "output": "a"})");
     mounts_ = ::geteuid() == 0 && ::unshare(CLONE_NEWNS) == 0 &&
@@ -53,10 +53,6 @@ class PlacesTest : public ProgramTest {
     ProgramTest::TearDown();
   }
 
-  void must(const std::string& program, const std::vector<std::string>& arguments) {
-    const auto result = run_program(program, arguments);
-    ASSERT_EQ(result.status, 0) << result.err;
-  }
   [[nodiscard]] fs::path place() const { return folder_ / "place"; }
 
   [[nodiscard]] std::vector<Writing> writings() const {

@@ -32,18 +32,15 @@ class WholeTest : public ProgramTest {
                    const std::string& model = "model", const std::string& save = "pack") {
     write_file(folder_ / (name + ".jsonl"),
                json{{"prompt", "The capital of {} is"}, {"subject", subject}, {"target_new", target}}.dump() + "\n");
-    const auto result =
-        run_program("memit_edit", edit({"--model", path(model), "--facts", path(name + ".jsonl"), "--eval", "none",
-                                        "--save", save, "--quiet", "--stats-tokens", "500", "--out", path(name)}));
-    EXPECT_EQ(result.status, 0) << result.err;
+    must_run("memit_edit", edit({"--model", path(model), "--facts", path(name + ".jsonl"), "--eval", "none", "--save",
+                                 save, "--quiet", "--stats-tokens", "500", "--out", path(name)}));
     return path(name + "/edit.safetensors");
   }
   ProgramResult emend(const std::vector<std::string>& arguments, const ProgramOptions& options = {}) {
     return run_program("emend", arguments, options);
   }
   void must(const std::vector<std::string>& arguments, const ProgramOptions& options = {}) {
-    const auto result = emend(arguments, options);
-    EXPECT_EQ(result.status, 0) << result.err;
+    must_run("emend", arguments, options);
   }
   void refused(const std::vector<std::string>& arguments, const std::vector<std::string>& words,
                const ProgramOptions& options = {}) {

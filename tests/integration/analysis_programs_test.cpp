@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "support/known_facts.h"
-#include "support/program.h"
+#include "support/program_fixture.h"
 #include "support/tiny_model.h"
 
 namespace emend::testing {
@@ -17,12 +17,10 @@ namespace analysis_programs_test {
 
 using nlohmann::json;
 
-class AnalysisPrograms : public ::testing::Test {
+class AnalysisPrograms : public ProgramTest {
  protected:
   void SetUp() override {
-    folder_ = std::filesystem::path(::testing::TempDir()) / ("emend_analysis_test_" + std::to_string(::getpid()));
-    std::filesystem::remove_all(folder_);
-    write_tiny_model(folder_ / "model");
+    ProgramTest::SetUp();
     write_file(folder_ / "facts.jsonl",
                "{\"prompt\": \"{} is in the city of\", \"subject\": \"The  Eiffel Tower\", \"target_new\": \"Rome\"}\n"
                "{\"prompt\": \"The capital of {} is\", \"subject\": \"France\", \"target_new\": \"Oslo\", "
@@ -33,10 +31,6 @@ class AnalysisPrograms : public ::testing::Test {
                "{\"prompt\": \"The capital of {} is\", \"subject\": \"France\", \"target_new\": \"Oslo\", "
                "\"target_true\": \"Paris\"}\n");
   }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-  [[nodiscard]] std::string path(const std::string& name) const { return (folder_ / name).string(); }
-
-  std::filesystem::path folder_;
 };
 
 TEST_F(AnalysisPrograms, LintNamesLinesAndItsStatusIsForScripts) {
@@ -53,7 +47,7 @@ TEST_F(AnalysisPrograms, LintNamesLinesAndItsStatusIsForScripts) {
   EXPECT_EQ(lines.at("unusable-row"), 4);
   const auto text = run_program("emend", {"lint", path("facts.jsonl")});
   EXPECT_NE(text.out.find("facts.jsonl:4: error:"), std::string::npos) << text.out;
-  EXPECT_EQ(run_program("emend", {"lint", path("good.jsonl")}).status, 0);
+  must_run("emend", {"lint", path("good.jsonl")});
   EXPECT_EQ(run_program("emend", {"lint", path("absent.jsonl")}).status, 3);
   EXPECT_EQ(run_program("emend", {"lint", path("good.jsonl"), "--out", path("x")}).status, 2) << "--out needs --fix";
   write_file(folder_ / "blank.jsonl", R"({"prompt": "{} is", "subject": "A", "target_new": ""})");
@@ -77,39 +71,33 @@ TEST_F(AnalysisPrograms, LintFixesWhatIsClearAndLosesNothing) {
   EXPECT_NE(fixed.find("\"The Eiffel Tower\""), std::string::npos) << fixed;
   write_file(folder_ / "small.jsonl",
              "{\"prompt\": \"{} is in\", \"subject\": \"The  Louvre\", \"target_new\": \"Rome\", \"mine\": 7}\n");
-  result = run_program("emend", {"lint", path("small.jsonl"), "--fix"});
-  EXPECT_EQ(result.status, 0) << result.err;
+  result = must_run("emend", {"lint", path("small.jsonl"), "--fix"});
   EXPECT_EQ(json::parse(read_file(folder_ / "small.jsonl"))["subject"], "The Louvre");
   EXPECT_EQ(json::parse(read_file(folder_ / "small.jsonl"))["mine"], 7) << "other keys stay";
 }
 
 TEST_F(AnalysisPrograms, ConvertFactsIsAVerbOfTwoWords) {
   auto result =
-      run_program("emend", {"convert", "facts", path("good.jsonl"), path("cf.json"), "--to", "counterfact", "--json"});
-  ASSERT_EQ(result.status, 0) << result.err;
+      must_run("emend", {"convert", "facts", path("good.jsonl"), path("cf.json"), "--to", "counterfact", "--json"});
   EXPECT_EQ(json::parse(result.out)["facts"], 1);
   EXPECT_EQ(json::parse(read_file(folder_ / "cf.json"))[0]["requested_rewrite"]["target_true"]["str"], "Paris");
-  result = run_program("emend", {"convert-facts", path("cf.json"), path("again.jsonl"), "--to", "jsonl"});
-  ASSERT_EQ(result.status, 0) << result.err;
+  result = must_run("emend", {"convert-facts", path("cf.json"), path("again.jsonl"), "--to", "jsonl"});
   EXPECT_EQ(json::parse(read_file(folder_ / "again.jsonl"))["target_new"], "Oslo");
   result = run_program("emend", {"convert", "facts", path("cf.json"), path("again.jsonl"), "--to", "jsonl"});
   EXPECT_EQ(result.status, 2) << "the file exists";
   EXPECT_NE(result.err.find("--force"), std::string::npos) << result.err;
   EXPECT_EQ(run_program("emend", {"convert", "facts", path("cf.json"), path("y"), "--to", "nothing"}).status, 2);
-  result = run_program("emend", {"convert", "facts", path("cf.json"), path("new/folder/z.json"), "--to", "zsre"});
-  ASSERT_EQ(result.status, 0) << result.err;
+  result = must_run("emend", {"convert", "facts", path("cf.json"), path("new/folder/z.json"), "--to", "zsre"});
   EXPECT_NE(result.out.find("--zsre-target alt"), std::string::npos) << result.out;
-  result = run_program("emend", {"convert", "facts", path("new/folder/z.json"), path("back.jsonl"), "--to", "jsonl",
-                                 "--zsre-target", "alt"});
-  ASSERT_EQ(result.status, 0) << result.err;
+  result = must_run("emend", {"convert", "facts", path("new/folder/z.json"), path("back.jsonl"), "--to", "jsonl",
+                              "--zsre-target", "alt"});
   EXPECT_EQ(json::parse(read_file(folder_ / "back.jsonl"))["target_new"], "Oslo");
 }
 
 TEST_F(AnalysisPrograms, TraceWritesHeatMaps) {
   const auto result =
-      run_program("emend", {"trace", "--model", path("model/"), "--prompt", "The capital of {} is", "--subject",
-                            "France", "--out", path("trace"), "--samples", "4", "--dtype", "float32", "--json"});
-  ASSERT_EQ(result.status, 0) << result.err;
+      must_run("emend", {"trace", "--model", path("model/"), "--prompt", "The capital of {} is", "--subject", "France",
+                         "--out", path("trace"), "--samples", "4", "--dtype", "float32", "--json"});
   const json document = json::parse(result.out);
   EXPECT_EQ(document["facts"], 1);
   EXPECT_EQ(document["traces"][0]["prompt"], "The capital of France is");
@@ -131,16 +119,9 @@ TEST_F(AnalysisPrograms, TraceWritesHeatMaps) {
 }
 
 TEST_F(AnalysisPrograms, TheReportHoldsSpectraAndTakesATrace) {
-  write_file(folder_ / "hparams.yaml", tiny_hparams());
-  std::string corpus;
-  for (int i = 0; i < 40; ++i)
-    corpus += "Paragraph " + std::to_string(i * 37) + " speaks of towers, rivers and " + std::string(1 + i % 7, 'x') +
-              " things.\n\n";
-  write_file(folder_ / "corpus.txt", corpus);
-  auto result = run_program("memit_edit",
-                            {"--model", path("model"), "--facts", path("good.jsonl"), "--hparams", path("hparams.yaml"),
-                             "--corpus", path("corpus.txt"), "--cache", path("cache"), "--out", path("run")});
-  ASSERT_EQ(result.status, 0) << result.err;
+  auto result = must_run("memit_edit",
+                         {"--model", path("model"), "--facts", path("good.jsonl"), "--hparams", path("hparams.yaml"),
+                          "--corpus", path("corpus.txt"), "--cache", path("cache"), "--out", path("run")});
   const json extras = json::parse(read_file(folder_ / "run" / "report.json"));
   ASSERT_EQ(extras["layers"].size(), 2U);
   for (const auto& layer : extras["layers"]) {
@@ -152,17 +133,15 @@ TEST_F(AnalysisPrograms, TheReportHoldsSpectraAndTakesATrace) {
   }
   EXPECT_GT(extras["memory"]["cpu"]["weights"].get<int64_t>(), 39232 * 4 / 2);
   EXPECT_FALSE(extras["machine"]["devices"].get<std::string>().empty());
-  result = run_program("emend", {"trace", "--model", path("model"), "--prompt", "The capital of {} is", "--subject",
-                                 "France", "--out", path("trace"), "--samples", "2"});
-  ASSERT_EQ(result.status, 0) << result.err;
+  result = must_run("emend", {"trace", "--model", path("model"), "--prompt", "The capital of {} is", "--subject",
+                              "France", "--out", path("trace"), "--samples", "2"});
   const json suggested = json::parse(read_file(folder_ / "trace" / "trace.json"))["suggested"];
   EXPECT_NE(result.out.find("layers to edit: " + suggested["layers"].dump() + "\n" +
                             suggested["caveat"].get<std::string>() + "\n"),
             std::string::npos)
       << result.out;
   EXPECT_NE(suggested["caveat"], "") << "of one fact";
-  result = run_program("emend", {"report", path("run"), "--trace", path("trace/trace.json")});
-  ASSERT_EQ(result.status, 0) << result.err;
+  result = must_run("emend", {"report", path("run"), "--trace", path("trace/trace.json")});
   const auto effect = json::parse(read_file(folder_ / "trace" / "trace.json"))["effect"];
   EXPECT_NE(read_file(folder_ / "run" / "report.html").find("\"trace\":{\"clean\":"), std::string::npos);
   EXPECT_NE(read_file(folder_ / "run" / "report.html").find("\"effect\":" + effect.dump()), std::string::npos);
@@ -201,13 +180,11 @@ TEST_F(AnalysisPrograms, SuggestSaysWhenTheModelKnowsNothing) {
 
 TEST_F(AnalysisPrograms, SuggestWritesAFileThatMemitEditTakes) {
   write_known_facts(folder_);
-  const auto result = run_program("emend", {"suggest", "--model", path("model/"), "--facts", path("known.json"),
-                                            "--dtype", "float32", "--layers", "2", "--out", path("suggested.yaml")});
-  ASSERT_EQ(result.status, 0) << result.err;
+  must_run("emend", {"suggest", "--model", path("model/"), "--facts", path("known.json"), "--dtype", "float32",
+                     "--layers", "2", "--out", path("suggested.yaml")});
   EXPECT_TRUE(read_file(folder_ / "suggested.yaml").starts_with("# Suggested by emend for model.\n"));
-  const auto edited = run_program("memit_edit", {"--model", path("model"), "--facts", path("good.jsonl"), "--hparams",
-                                                 path("suggested.yaml"), "--dry-run"});
-  EXPECT_EQ(edited.status, 0) << edited.err;
+  must_run("memit_edit",
+           {"--model", path("model"), "--facts", path("good.jsonl"), "--hparams", path("suggested.yaml"), "--dry-run"});
 }
 
 }  // namespace analysis_programs_test

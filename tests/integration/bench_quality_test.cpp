@@ -17,20 +17,7 @@ class BenchQualityTest : public ProgramTest {
  protected:
   void SetUp() override {
     ProgramTest::SetUp();
-    std::string facts;
-    for (const char* subject : {"Oslo", "Paris", "Cairo", "Lima", "Quito"})
-      facts += json{{"prompt", "{} is twinned with"},
-                    {"subject", subject},
-                    {"target_new", "Rome"},
-                    {"target_true", "Bern"},
-                    {"paraphrase_prompts", {std::string("The twin of ") + subject + " is"}},
-                    {"neighborhood_prompts", {"Vienna is twinned with"}}}
-                   .dump() +
-               "\n";
-    write_file(folder_ / "cities.jsonl", facts);
-    fs::create_directories(folder_ / "health");
-    write_file(folder_ / "health" / "lambada.jsonl", "{\"text\": \"the river runs to the sea\"}\n");
-    write_file(folder_ / "health" / "wikitext.txt", corpus());
+    write_cities("cities.jsonl");
   }
   [[nodiscard]] std::vector<std::string> words(const std::string& editors, std::vector<std::string> more = {}) const {
     std::vector<std::string> all = {
@@ -98,8 +85,7 @@ TEST_F(BenchQualityTest, OneRunForEachAndOneTable) {
   auto command = one["command"].get<std::vector<std::string>>();
   ASSERT_EQ(command[0], "memit_edit");
   command.back() = path("alone");
-  const auto alone = run_program("memit_edit", {command.begin() + 1, command.end()});
-  ASSERT_EQ(alone.status, 0) << alone.err;
+  const auto alone = must_run("memit_edit", {command.begin() + 1, command.end()});
   EXPECT_TRUE(read_file(folder_ / "alone" / "edit.safetensors") ==
               read_file(folder_ / "all" / one["folder"].get<std::string>() / "edit.safetensors"));
   EXPECT_NE(read_file(folder_ / "all" / "quality.html").find("\"page\":\"quality\""), std::string::npos);
@@ -109,8 +95,7 @@ TEST_F(BenchQualityTest, OneRunForEachAndOneTable) {
                     page = read_file(folder_ / "all" / "quality.html");
   fs::remove(folder_ / "all" / "quality.json");
   fs::remove(folder_ / "all" / "quality.html");
-  const auto again = run_program("emend", {"bench", "--quality", "--out", path("all"), "--json"});
-  ASSERT_EQ(again.status, 0) << again.err;
+  const auto again = must_run("emend", {"bench", "--quality", "--out", path("all"), "--json"});
   EXPECT_EQ(again.out, before);
   EXPECT_TRUE(read_file(folder_ / "all" / "quality.html") == page);
 }
@@ -124,7 +109,7 @@ TEST_F(BenchQualityTest, SurvivesBeingKilled) {
   auto line = words(editors, more);
   std::erase(line, "--quiet");
   line.insert(line.end(), {"--out", path("whole")});
-  ASSERT_EQ(run_program("emend", line).status, 0);
+  must_run("emend", line);
   line.back() = path("cut");
   ProgramOptions options;
   options.signal = SIGKILL;
@@ -141,16 +126,15 @@ TEST_F(BenchQualityTest, SurvivesBeingKilled) {
   }
   if (killed == 0) GTEST_SKIP() << "every comparison ended before the signal reached it";
   // What is there can be looked at meanwhile.
-  EXPECT_EQ(run_program("emend", {"bench", "--quality", "--out", path("cut")}).status, 0);
-  const auto resumed = run_program("emend", {"bench", "--quality", "--out", path("cut"), "--resume"});
-  ASSERT_EQ(resumed.status, 0) << resumed.err;
+  must_run("emend", {"bench", "--quality", "--out", path("cut")});
+  const auto resumed = must_run("emend", {"bench", "--quality", "--out", path("cut"), "--resume"});
   EXPECT_EQ(steady("cut"), steady("whole"));
   for (const char* run : {"memit", "emmet-v_lr=0.2"}) {
     EXPECT_TRUE(read_file(folder_ / "cut" / run / "edit.safetensors") ==
                 read_file(folder_ / "whole" / run / "edit.safetensors"))
         << run;
     EXPECT_EQ(row(document("cut"), std::string(run) == "memit" ? run : "emmet: v_lr=0.2")["lifelong"],
-              json::parse(read_file(folder_ / "cut" / run / "results.json"))["lifelong"]);
+              results("cut/" + std::string(run))["lifelong"]);
   }
   EXPECT_NE(resumed.out.find("collapses at"), std::string::npos) << resumed.out;
 }
@@ -168,9 +152,7 @@ TEST_F(BenchQualityTest, WhatCollapsesIsARow) {
   // One more editor; what has failed is not tried again, what is finished not touched.
   const auto stamp = fs::last_write_time(folder_ / "out" / "memit-v_lr=1e-4" / "results.json");
   const auto failed = fs::last_write_time(folder_ / "out" / "memit" / "failure.json");
-  const auto more =
-      run_program("emend", {"bench", "--quality", "--out", path("out"), "--resume", "--editors", "emmet: v_lr=1e-5"});
-  ASSERT_EQ(more.status, 0) << more.err;
+  must_run("emend", {"bench", "--quality", "--out", path("out"), "--resume", "--editors", "emmet: v_lr=1e-5"});
   EXPECT_EQ(document("out")["rows"].size(), table["rows"].size() + 1);
   EXPECT_EQ(row(document("out"), "emmet: v_lr=1e-5")["state"], "finished");
   EXPECT_EQ(fs::last_write_time(folder_ / "out" / "memit-v_lr=1e-4" / "results.json"), stamp);
@@ -203,7 +185,7 @@ TEST_F(BenchQualityTest, TheFolderIsTheComparisonsOwn) {
   expect_refused(with("notes"), {"holds mine.txt, which no comparison wrote"});
   const auto nothing = run_program("emend", {"bench", "--quality", "--out", path("notes")});
   EXPECT_EQ(nothing.status, 3) << nothing.err;
-  ASSERT_EQ(run_program("emend", with("out")).status, 0);
+  must_run("emend", with("out"));
   expect_refused(with("out"), {"holds an earlier comparison", "--resume"});
   expect_refused(with("out", {"--resume", "--batch-size", "2"}), {"\"batch_size\" is \"2\" now; expected \"0\""});
   expect_refused(with("out", {"--resume", "--eval", "easyedit"}), {"\"eval\" is \"counterfact,free,easyedit\" now"});
@@ -225,8 +207,7 @@ TEST_F(BenchQualityTest, TheFolderIsTheComparisonsOwn) {
               0);
   expect_refused({"bench", "--quality", "--out", path("runs")}, {"runs/c/results.json", "facts_file.fingerprint"});
   fs::remove_all(folder_ / "runs" / "c");
-  const auto drawn = run_program("emend", {"bench", "--quality", "--out", path("runs")});
-  EXPECT_EQ(drawn.status, 0) << drawn.err;
+  const auto drawn = must_run("emend", {"bench", "--quality", "--out", path("runs")});
   EXPECT_NE(drawn.out.find("| a | "), std::string::npos) << drawn.out;
 }
 

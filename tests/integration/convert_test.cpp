@@ -119,8 +119,7 @@ TEST_F(Convert, EveryFamilyThatLlamaCppNamesComesBackWithBitEqualTensorsIdsAndTe
   };
   const auto text_of = [&](const std::string& name) {
     const models::Model model = models::load_model(path(name));
-    models::GenerateOptions greedy;
-    greedy.temperature = 0;
+    models::GenerateOptions greedy{.temperature = 0};
     greedy.max_new_tokens = 12;
     return models::generate(model, {model.tokenizer().encode_ids("The tower")}, greedy);
   };

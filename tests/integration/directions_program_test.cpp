@@ -176,30 +176,10 @@ TEST_F(DirectionsProgram, ASearchGoesOnAfterAKillToTheSameEnd) {
   fit({"--no-effect"});
   write_file(folder_ / "e.json", R"({"name": "words", "kind": "length"})");
   const auto search = [&](const std::string& out, std::vector<std::string> more = {}) {
-    more.insert(more.begin(), {"direct",
-                               "optimise",
-                               path("d"),
-                               "--trials",
-                               "9",
-                               "--max-kl",
-                               "5",
-                               "--strength",
-                               "4",
-                               "--scorer",
-                               path("e.json"),
-                               "--search-prompts",
-                               path("ask.txt"),
-                               "--prompts",
-                               path("ask.txt"),
-                               "--max-new-tokens",
-                               "12",
-                               "--raise",
-                               "--save",
-                               "pack,lora",
-                               "--spare",
-                               "own",
-                               "--out",
-                               path(out)});
+    more.insert(more.begin(), {"direct", "optimise", path("d"), "--scorer", path("e.json"), "--out", path(out)});
+    more.insert(more.end(), {"--search-prompts", path("ask.txt"), "--prompts", path("ask.txt")});
+    more.insert(more.end(), {"--trials", "9", "--max-kl", "5", "--strength", "4", "--max-new-tokens", "12"});
+    more.insert(more.end(), {"--raise", "--save", "pack,lora", "--spare", "own"});
     return more;
   };
   const json whole = run(search("whole"));

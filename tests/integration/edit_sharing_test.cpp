@@ -23,8 +23,7 @@ class EditSharing : public ProgramTest {
                json{{"prompt", "{} is in the city of"}, {"subject", subject}, {"target_new", target}}.dump() + "\n");
     more.insert(more.end(), {"--facts", path(name + ".jsonl"), "--out", path(name), "--eval", "none", "--quiet",
                              "--stats-tokens", "2000"});
-    const auto result = run_program("memit_edit", edit(more));
-    ASSERT_EQ(result.status, 0) << result.err;
+    must_run("memit_edit", edit(more));
   }
   [[nodiscard]] std::string pack(const std::string& name) const { return path(name + "/edit.safetensors"); }
 
@@ -161,8 +160,7 @@ TEST_F(EditSharing, DiffShowsFactsWeightsAndSpeech) {
   EXPECT_GT(prompts["most_changed"][0]["kl"].get<double>(), prompts["most_changed"][1]["kl"].get<double>());
   EXPECT_EQ(prompts["most_changed"][0]["a"].size(), 4U);
 
-  const auto text = run_program("emend", diff);
-  ASSERT_EQ(text.status, 0) << text.err;
+  const auto text = must_run("emend", diff);
   for (const char* word : {"1 answered differently", "Rome (A), Oslo (B)", "cosine", "down_proj", "3 prompts"})
     EXPECT_NE(text.out.find(word), std::string::npos) << word << " in " << text.out;
   EXPECT_EQ(text.out.find("Paragraph 7"), std::string::npos) << text.out;
@@ -206,7 +204,7 @@ TEST_F(EditSharing, HalfPrecisionSaysWhatSurvived) {
     EXPECT_NE(share.get<double>(), 1.0) << weight;
   }
   for (const char* out : {"bf16", "fresh"})
-    ASSERT_EQ(run_program("emend", {"convert", path("model"), path(out), "--dtype", "bfloat16", "--quiet"}).status, 0);
+    must_run("emend", {"convert", path("model"), path(out), "--dtype", "bfloat16", "--quiet"});
   const auto applied = run({"apply", pack("half"), "--model", path("bf16"), "--force"});
   EXPECT_NE(applied["edits"][0]["survived"].get<double>(), 1.0);
   EXPECT_GT(applied["edits"][0]["survived"].get<double>(), 0.3);
@@ -222,7 +220,7 @@ TEST_F(EditSharing, DamagedCachesAreReportedAndComputedAgain) {
   const auto evaluated = [&](const std::string& out) {
     return edit({"--eval", "counterfact", "--out", path(out), "--stats-tokens", "2000"});
   };
-  ASSERT_EQ(run_program("memit_edit", evaluated("first")).status, 0);
+  must_run("memit_edit", evaluated("first"));
   const auto listed = run({"cache", "--cache", path("cache")});
   ASSERT_EQ(listed["entries"].size(), 3U) << "two layers of statistics, one evaluation: " << listed;
   EXPECT_EQ(listed["kinds"]["statistics"]["files"], 2);
@@ -235,8 +233,7 @@ TEST_F(EditSharing, DamagedCachesAreReportedAndComputedAgain) {
     write_file(entry.path, bytes);
   }
   EXPECT_EQ(run({"cache", "verify", "--cache", path("cache")}, 3)["damaged"].size(), 3U);
-  const auto second = run_program("memit_edit", evaluated("second"));
-  ASSERT_EQ(second.status, 0) << second.err;
+  const auto second = must_run("memit_edit", evaluated("second"));
   EXPECT_NE(second.err.find("computing it again"), std::string::npos) << second.err;
   EXPECT_NE(second.err.find("is made again"), std::string::npos) << second.err;
   EXPECT_EQ(read_file(folder_ / "first" / "edit.safetensors") == read_file(folder_ / "second" / "edit.safetensors"),
@@ -251,13 +248,10 @@ TEST_F(EditSharing, DamagedCachesAreReportedAndComputedAgain) {
 TEST_F(EditSharing, CachesStayWithinTheirBound) {
   ProgramOptions small;
   small.environment = {{"EMEND_CACHE_GIB", "0.00002"}};  // 21 KB: one layer's statistics are 18 KB
-  const auto result = run_program("memit_edit", edit({"--eval", "none", "--stats-tokens", "2000"}), small);
-  ASSERT_EQ(result.status, 0) << result.err;
+  const auto result = must_run("memit_edit", edit({"--eval", "none", "--stats-tokens", "2000"}), small);
   EXPECT_NE(result.err.find("within its bound"), std::string::npos) << result.err;
   EXPECT_EQ(run({"cache", "size", "--cache", path("cache")})["files"], 1);
-  const auto more =
-      run_program("memit_edit", edit({"--eval", "counterfact", "--out", path("more"), "--stats-tokens", "2000"}));
-  ASSERT_EQ(more.status, 0) << more.err;
+  must_run("memit_edit", edit({"--eval", "counterfact", "--out", path("more"), "--stats-tokens", "2000"}));
   EXPECT_EQ(run({"cache", "size", "--cache", path("cache")})["files"], 3);
   EXPECT_GT(run({"cache", "prune", "--max-size", "30KB", "--cache", path("cache")})["freed"], 0);
   EXPECT_LE(run({"cache", "size", "--cache", path("cache")})["bytes"], 30000);

@@ -14,10 +14,7 @@ namespace evaluation_shared_test {
 models::Model small_model() {
   auto config = testing::debug_config("llama", "");
   config["max_position_embeddings"] = 4096;  // the examples in front of MQuAKE's questions
-  const auto plain = models::random_checkpoint(config, 1);
-  const int64_t vocabulary = models::load_model(plain, models::LoadOptions{}).vocab_size();
-  return models::load_model(std::make_shared<testing::HashedCheckpoint>(plain, vocabulary, false),
-                            models::LoadOptions{});
+  return models::load_model(testing::hashed_checkpoint(models::random_checkpoint(config, 1)));
 }
 
 TEST(EvaluationShared, EveryFactsFileGivesFigures) {

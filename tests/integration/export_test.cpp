@@ -32,8 +32,7 @@ class ExportTest : public ProgramTest {
  protected:
   void SetUp() override {
     ProgramTest::SetUp();
-    const auto result = run_program("memit_edit", edit({"--save", "pack,model", "--eval", "none", "--quiet"}));
-    ASSERT_EQ(result.status, 0) << result.err;
+    must_run("memit_edit", edit({"--save", "pack,model", "--eval", "none", "--quiet"}));
   }
   [[nodiscard]] ProgramResult export_to(const std::string& form, const std::string& out,
                                         std::vector<std::string> more = {}) const {
@@ -78,7 +77,7 @@ TEST_F(ExportTest, ANarrowerDtypeLosesNothingOfTheFile) {
   EXPECT_TRUE(read_file(folder_ / "exact.gguf") == read_file(folder_ / "narrow.gguf"));
   ASSERT_EQ(export_to("gguf", "split.gguf", {"--dtype", "bfloat16", "--device-map", "sim:2"}).status, 0);
   EXPECT_TRUE(read_file(folder_ / "exact.gguf") == read_file(folder_ / "split.gguf"));
-  ASSERT_EQ(run_program("emend", {"convert", path("model"), path("base.gguf")}).status, 0);
+  must_run("emend", {"convert", path("model"), path("base.gguf")});
   const auto folder = [&](const std::string& out, const std::string& dtype) {
     return run_program("emend", {"export", path("run/edit.safetensors"), "--model", path("base.gguf"), "--to", "model",
                                  "--out", path(out), "--dtype", dtype, "--force", "--quiet"});
@@ -101,17 +100,13 @@ TEST_F(ExportTest, APackKeepsItsLineageOnAnEditedFolder) {
   const auto made = [&](const std::string& name, const std::string& model, const std::string& subject) {
     write_file(folder_ / (name + ".jsonl"),
                json{{"prompt", "{} is in the city of"}, {"subject", subject}, {"target_new", "Oslo"}}.dump() + "\n");
-    const auto result = run_program("memit_edit", edit({"--model", path(model), "--facts", path(name + ".jsonl"),
-                                                        "--out", path(name), "--eval", "none", "--quiet"}));
-    ASSERT_EQ(result.status, 0) << result.err;
+    must_run("memit_edit", edit({"--model", path(model), "--facts", path(name + ".jsonl"), "--out", path(name),
+                                 "--eval", "none", "--quiet"}));
   };
   made("upper", "run/model", "The Colosseum");
   made("other", "model", "The Louvre");
   for (const std::string name : {"upper", "other"}) {
-    const auto run = [&](std::vector<std::string> words) {
-      const auto result = run_program("emend", words);
-      EXPECT_EQ(result.status, 0) << result.err;
-    };
+    const auto run = [&](std::vector<std::string> words) { must_run("emend", words); };
     const std::string pack = path(name + "/edit.safetensors");
     run({"export", pack, "--model", path("run/model"), "--to", "pack", "--out", path(name + ".st")});
     EXPECT_TRUE(read_file(path(name + ".st")) == read_file(pack)) << name;
@@ -145,8 +140,7 @@ TEST_F(ExportTest, ACardSaysWhatWasEditedHowItWasMeasuredAndHowToTakeItBack) {
     auto arguments = of;
     for (const auto& word : {std::string("--to"), form, std::string("--out"), path("card-" + form)})
       arguments.push_back(word);
-    const auto result = run_program("emend", arguments);
-    ASSERT_EQ(result.status, 0) << result.err;
+    must_run("emend", arguments);
     const std::string card = read_file(path(form == "model" ? "card-model/README.md" : "card-lora.md"));
     for (const char* part : {"base_model:", "The Eiffel Tower is in the city of | Rome", "method: `memit`",
                              "rewrite\\_acc", "layers.1.mlp.down_proj.weight", "How to take it back"})
@@ -165,9 +159,9 @@ TEST_F(ExportTest, ACardSaysWhatWasEditedHowItWasMeasuredAndHowToTakeItBack) {
   write_file(folder_ / "measured" / "results.json",
              R"({"edits": {"applied": 2}, "metrics": {"a": {"post": {"b": 1}, "pre": 5}}})");
   again.push_back("--force");
-  EXPECT_EQ(run_program("emend", again).status, 0);
+  must_run("emend", again);
   EXPECT_NE(read_file(path("card-lora.md")).find("No measurements"), std::string::npos);
-  ASSERT_EQ(run_program("emend", {"revert", "--all", "--model", path("card-model"), "--quiet"}).status, 0);
+  must_run("emend", {"revert", "--all", "--model", path("card-model"), "--quiet"});
   EXPECT_EQ(model_bytes("card-model"), model_bytes());
 }
 
@@ -198,8 +192,7 @@ TEST_F(ExportTest, ReplacesNothingButAModel) {
   const auto again = export_to("model", "run", {"--force"});
   EXPECT_EQ(again.status, 0);
   EXPECT_NE(again.err.find("is replaced, and with it its edits"), std::string::npos) << again.err;
-  const auto converted = run_program("emend", {"convert", path("model"), path("run"), "--force"});
-  EXPECT_EQ(converted.status, 0) << converted.err;
+  const auto converted = must_run("emend", {"convert", path("model"), path("run"), "--force"});
   EXPECT_NE(converted.err.find("is replaced, and with it its edits"), std::string::npos) << converted.err;
   EXPECT_TRUE(read_file(folder_ / "run" / "edit.safetensors") == pack);
 }

@@ -70,9 +70,8 @@ TEST(Generate, AByteOrderMarkIsNoText) {
   const auto said = [&](const std::string& text) {
     write_file(folder / "prompt.txt", text);
     const auto result =
-        run_program("emend", {"generate", "--model", EMEND_SOURCE_DIR "/tests/fixtures/tiny_llama", "--json",
-                              "--prompt-file", (folder / "prompt.txt").string(), "--max-new-tokens", "3"});
-    EXPECT_EQ(result.status, 0) << result.err;
+        must_run("emend", {"generate", "--model", EMEND_SOURCE_DIR "/tests/fixtures/tiny_llama", "--json",
+                           "--prompt-file", (folder / "prompt.txt").string(), "--max-new-tokens", "3"});
     return result.out;
   };
   EXPECT_EQ(said("\xEF\xBB\xBFHello\r\n"), said("Hello"));
@@ -90,9 +89,8 @@ TEST(Generate, GoesOnFromTheTextNotFromAnEndTokenThatATokenizerAdds) {
            {{{"Sequence", {{"id", "A"}, {"type_id", 0}}}}, {{"SpecialToken", {{"id", "<|end|>"}, {"type_id", 0}}}}}},
           {"special_tokens", {{"<|end|>", {{"id", "<|end|>"}, {"ids", {256}}, {"tokens", {"<|end|>"}}}}}}};
     write_file(folder / name / "tokenizer.json", tokenizer.dump());
-    const auto result = run_program("emend", {"generate", "--model", (folder / name).string(), "--json", "--prompt",
-                                              "The tower is", "--max-new-tokens", "8", "--ignore-eos"});
-    EXPECT_EQ(result.status, 0) << result.err;
+    const auto result = must_run("emend", {"generate", "--model", (folder / name).string(), "--json", "--prompt",
+                                           "The tower is", "--max-new-tokens", "8", "--ignore-eos"});
     return result.out;
   };
   const std::string plain = said("plain", false);

@@ -12,6 +12,7 @@
 #include <fstream>
 
 #include "support/debug_models.h"
+#include "support/error_of.h"
 #include "support/gguf_builder.h"
 #include "support/shared.h"
 #include "support/tiny_tokenizer.h"
@@ -103,8 +104,7 @@ TEST_F(GgufEdit, EditsInPlaceReachTheFileAndNothingElse) {
   for (const GgmlType type : {GgmlType::kF32, GgmlType::kBF16, GgmlType::kF16, GgmlType::kQ8_0}) {
     (void)write_gguf(*random_checkpoint(wide_llama(), 1), original_, {.type = type});
     for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-      LoadOptions options;
-      options.dtype = dtype;
+      const LoadOptions options{.dtype = dtype};
       const auto checkpoint = open_gguf_checkpoint(original_);
       Model model = load_model(checkpoint, options);
       const Model other = load_model(checkpoint, options);
@@ -141,9 +141,7 @@ TEST_F(GgufEdit, TheTypeOfChangedTensorsCanBeChosen) {
 TEST_F(GgufEdit, AnUnchangedModelGivesTheSameFile) {
   (void)write_gguf(*random_checkpoint(wide_llama(), 1), original_, {.type = GgmlType::kQ6_K});
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-    LoadOptions options;
-    options.dtype = dtype;
-    const Model model = load_model(open_gguf_checkpoint(original_), options);
+    const Model model = load_model(open_gguf_checkpoint(original_), {.dtype = dtype});
     (void)write_gguf(model, edited_);
     EXPECT_EQ(read_file(edited_), read_file(original_)) << c10::toString(dtype);
   }
@@ -167,6 +165,33 @@ TEST_F(GgufEdit, ABaseServesAModelFromAFolder) {
       copied += std::memcmp(before.data(a), after.data(*b), a.bytes) == 0;
   EXPECT_EQ(copied + 1, static_cast<int64_t>(report.tensors.size()));
   EXPECT_EQ(whole.tensors.size(), report.tensors.size());
+}
+
+// As Qwen2.5's published files do.
+TEST_F(GgufEdit, ABaseMayStoreATiedHeadTwice) {
+  const auto checkpoint = random_checkpoint(wide_llama(), 1);
+  (void)write_gguf(*checkpoint, original_, {.type = GgmlType::kF32, .keep_config = false});
+  auto [metadata, tensors] = testing::gguf_contents(original_);
+  const auto embedding = std::ranges::find(tensors, "token_embd.weight", &testing::NamedTensor::name);
+  ASSERT_NE(embedding, tensors.end());
+  tensors.push_back({"output.weight", embedding->values});
+  const auto twice = folder_ / "twice.gguf";
+  testing::write_gguf_file(twice, metadata, tensors);
+  Model model = load_model(checkpoint);
+  (void)edit(model);
+  auto report = write_gguf(model, edited_, {.base = twice});
+  EXPECT_EQ(report.tensors.size(), tensors.size());
+  EXPECT_FALSE(written(report, "output.weight").changed);
+  const std::string name = "model.embed_tokens.weight";
+  model.set_weight(name, model.weight(name) * 2);
+  report = write_gguf(model, edited_, {.base = twice});
+  EXPECT_TRUE(written(report, "output.weight").changed);
+  const auto both = open_gguf_checkpoint(edited_);
+  for (const auto& stored : {name, std::string("lm_head.weight")})
+    EXPECT_TRUE(at::equal(both->read(stored), model.weight(name))) << stored;
+  tensors.back().values = -tensors.back().values;  // a head of its own
+  testing::write_gguf_file(twice, metadata, tensors);
+  EXPECT_THROW((void)write_gguf(load_model(checkpoint), edited_, {.base = twice}), Error);
 }
 
 TEST_F(GgufEdit, ABaseOfAnotherModelIsRefused) {
@@ -194,13 +219,9 @@ TEST_F(GgufEdit, ValuesThatAreNotFiniteLeaveNoFile) {
   at::Tensor weight = model.weight(name_).clone();
   weight[0][0] = std::numeric_limits<float>::infinity();
   model.set_weight(name_, weight);
-  try {
-    (void)write_gguf(model, edited_, {.type = GgmlType::kQ8_0});
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.error_class(), ErrorClass::kNumeric);
-    EXPECT_NE(std::string(error.what()).find("blk.1.ffn_down.weight"), std::string::npos) << error.what();
-  }
+  const std::string message =
+      testing::error_of([&] { (void)write_gguf(model, edited_, {.type = GgmlType::kQ8_0}); }, ErrorClass::kNumeric);
+  EXPECT_NE(message.find("blk.1.ffn_down.weight"), std::string::npos) << message;
   EXPECT_TRUE(std::filesystem::is_empty(folder_.path()));
 }
 
@@ -264,6 +285,20 @@ TEST_F(GgufEdit, FolderTypesAreKept) {
     for (const auto& info : again->tensors())
       EXPECT_EQ(info.dtype, info.shape.size() == 2 ? dtype : at::kFloat) << info.name;
   }
+}
+
+TEST_F(GgufEdit, AFlagThatWasSetLaterCounts) {
+  const auto hf = make_folder(folder_, wide_llama());
+  write_file(hf / "tokenizer.json", testing::metaspace_json("ab").dump());
+  write_file(hf / "tokenizer_config.json", R"({"bos_token": "<s>"})");
+  (void)convert_model(hf.string(), original_, {.type = "F32"});
+  EXPECT_TRUE(open_checkpoint(original_.string())->load_tokenizer()->adds_bos());
+  auto [metadata, tensors] = testing::gguf_contents(original_);
+  metadata.set_flag("tokenizer.ggml.add_bos_token", false);
+  testing::write_gguf_file(edited_, metadata, tensors);
+  const auto tokenizer = open_checkpoint(edited_.string())->load_tokenizer();
+  EXPECT_FALSE(tokenizer->adds_bos());
+  EXPECT_EQ(tokenizer->encode_ids("ab", true), load_tokenizer(hf)->encode_ids("ab"));
 }
 
 // Neurons of zeros add nothing, whatever the family calls its MLP.

@@ -77,17 +77,13 @@ class LlamaCpp : public ProgramTest {
       for (const auto& id : row) list += (list.empty() ? "" : ",") + id.dump();
       arguments.insert(arguments.end(), {"--ids", list});
     }
-    const auto result = run_program("emend", arguments);
-    EXPECT_EQ(result.status, 0) << result.err;
+    const auto result = must_run("emend", arguments);
     json ids = json::array();
     for (const auto& row : json::parse(result.out)) ids.push_back(row["ids"]);
     return ids;
   }
 
-  void run(const std::string& program, const std::vector<std::string>& arguments) {
-    const auto result = run_program(program, arguments);
-    ASSERT_EQ(result.status, 0) << result.err;
-  }
+  void run(const std::string& program, const std::vector<std::string>& arguments) { must_run(program, arguments); }
 
   // base.gguf, and a direction of it in the folder d.
   void fit_direction() {
@@ -293,8 +289,7 @@ TEST_F(LlamaCpp, TheDefaultModelInFourBits) {
   EMEND_NEEDS_LLAMA_CPP();
   run("emend", {"export", pack, "--to", "lora", "--out", path("lora.gguf"), "--model", model, "--quiet"});
   write_file(folder_ / "texts.json", json{"The Eiffel Tower is in the city of"}.dump());
-  const auto tokens = run_program("emend", {"tokenize", "--model", model, "--file", path("texts.json"), "--json"});
-  ASSERT_EQ(tokens.status, 0) << tokens.err;
+  const auto tokens = must_run("emend", {"tokenize", "--model", model, "--file", path("texts.json"), "--json"});
   const json rows = json::parse(tokens.out);
   // llama.cpp rounds activations to eight bits in products with quantised weights, so far-off tokens may differ.
   constexpr int kTokens = 4;

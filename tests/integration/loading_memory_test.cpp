@@ -123,9 +123,7 @@ class Loading : public ::testing::Test {
   };
   Figures load(at::ScalarType dtype) {
     PeakMemory peak;
-    LoadOptions options;
-    options.dtype = dtype;
-    const Model model = load_model(folder_.string(), options);
+    const Model model = load_model(folder_.string(), {.dtype = dtype});
     peak.stop();
     EXPECT_EQ(model.parameter_count(), size_);
     const Figures figures{peak.anonymous_growth(), peak.resident_growth()};

@@ -47,9 +47,7 @@ std::vector<int64_t> long_text(int64_t length, int64_t vocab) {
 // Peaks of the devices while a prompt is read and one token is chosen.
 std::vector<int64_t> peaks(const models::Model& model, int devices, int64_t length) {
   for (int k = 0; k < devices; ++k) devices::reset_peak_memory(sim(k));
-  models::GenerateOptions options;
-  options.max_new_tokens = 1;
-  EXPECT_EQ(models::generate(model, {long_text(length, model.vocab_size())}, options)[0].size(), 1U);
+  EXPECT_EQ(models::generate(model, {long_text(length, model.vocab_size())}, {.max_new_tokens = 1})[0].size(), 1U);
   std::vector<int64_t> bytes;
   for (int k = 0; k < devices; ++k) bytes.push_back(devices::device_memory_stats(sim(k)).peak);
   return bytes;
@@ -91,8 +89,7 @@ TEST(LongPrompt, ReadingInChunksGivesTheTokensOfReadingAtOnce) {
   const models::Model split = long_model("llama", 2);
   const models::Model whole = models::load_model(models::random_checkpoint(long_config("llama"), 3), {});
   const auto text = long_text(3000, whole.vocab_size());
-  models::GenerateOptions options;
-  options.max_new_tokens = 8;
+  models::GenerateOptions options{.max_new_tokens = 8};
   const auto chunked = models::generate(split, {text}, options);
   options.prefill_chunk = 3000;
   EXPECT_EQ(models::generate(whole, {text}, options), chunked);

@@ -99,8 +99,7 @@ class ProcessesEdit : public ProgramTest {
     return most;
   }
   void expect_same_documents(const std::string& one, const std::string& other, double tolerance) const {
-    const auto read = [&](const std::string& run) { return json::parse(read_file(folder_ / run / "results.json")); };
-    expect_same(read(one), read(other), "results", tolerance);
+    expect_same(results(one), results(other), "results", tolerance);
     const auto lines = [&](const std::string& run) {
       json all = json::array();
       std::istringstream stream(read_file(folder_ / run / "cases.jsonl"));
@@ -120,7 +119,8 @@ class ProcessesEdit : public ProgramTest {
 class ProcessesEditBy : public ProcessesEdit, public ::testing::WithParamInterface<Launcher> {
  protected:
   void SetUp() override {
-    if (GetParam() == Launcher::kMpirun && mpirun_path().empty()) GTEST_SKIP() << "needs mpirun (Debian: openmpi-bin)";
+    if (GetParam() == Launcher::kMpirun && path_of("mpirun").empty())
+      GTEST_SKIP() << "needs mpirun (Debian: openmpi-bin)";
     ProcessesEdit::SetUp();
   }
 };
@@ -150,9 +150,8 @@ TEST_P(ProcessesEditBy, EachHoldsASplitModelAndEditsInBatches) {
   split.insert(split.end(), {"--device-map", "sim:2"});
   edit_together(GetParam(), 2, "split", split);
   EXPECT_EQ(pack_difference("alone", "split"), 0);
-  const auto read = [&](const std::string& run) { return json::parse(read_file(folder_ / run / "results.json")); };
   for (const char* key : {"retention", "metrics", "edits"})
-    expect_same(read("alone")[key], read("split")[key], key, 1e-5);
+    expect_same(results("alone")[key], results("split")[key], key, 1e-5);
 }
 
 TEST_F(ProcessesEdit, EditorsThatAreNotSharedDoTheSameInEveryProcess) {
@@ -201,10 +200,7 @@ TEST_F(ProcessesEdit, AnInterruptedRunGoesOn) {
   again.emplace_back("--resume");
   edit_together(Launcher::kVariables, 2, "run", again);
   EXPECT_EQ(pack_difference("alone", "run"), 0);
-  const auto retention = [&](const std::string& run) {
-    return json::parse(read_file(folder_ / run / "results.json"))["retention"];
-  };
-  expect_same(retention("alone"), retention("run"), "retention", 1e-5);
+  expect_same(results("alone")["retention"], results("run")["retention"], "retention", 1e-5);
   no_temporaries();
 }
 

@@ -13,7 +13,8 @@ namespace processes_statistics_test {
 class ProcessesStatistics : public ProgramTest, public ::testing::WithParamInterface<Launcher> {
  protected:
   void SetUp() override {
-    if (GetParam() == Launcher::kMpirun && mpirun_path().empty()) GTEST_SKIP() << "needs mpirun (Debian: openmpi-bin)";
+    if (GetParam() == Launcher::kMpirun && path_of("mpirun").empty())
+      GTEST_SKIP() << "needs mpirun (Debian: openmpi-bin)";
     ProgramTest::SetUp();
     std::string text;  // several batches for each process
     for (int i = 0; i < 700; ++i)

@@ -14,14 +14,10 @@ namespace program_outputs_test {
 
 using nlohmann::json;
 
-class ProgramOutputsTest : public ProgramTest {
- protected:
-  [[nodiscard]] json results() const { return json::parse(read_file(folder_ / "run" / "results.json")); }
-};
+class ProgramOutputsTest : public ProgramTest {};
 
 TEST_F(ProgramOutputsTest, AGgufFileHoldsTheEditedWeights) {
-  const auto result = run_program("memit_edit", edit({"--save", "gguf,model", "--eval", "none", "--quiet"}));
-  ASSERT_EQ(result.status, 0) << result.err;
+  must_run("memit_edit", edit({"--save", "gguf,model", "--eval", "none", "--quiet"}));
   const auto file = models::open_checkpoint(path("run/model.gguf")),
              folder = models::open_checkpoint(path("run/model")), base = models::open_checkpoint(path("model"));
   int changed = 0;
@@ -30,10 +26,8 @@ TEST_F(ProgramOutputsTest, AGgufFileHoldsTheEditedWeights) {
     changed += !at::equal(folder->read(tensor.name), base->read(tensor.name));
   }
   EXPECT_EQ(changed, 2);
-  const auto generated =
-      run_program("emend", {"generate", "--model", path("run/model.gguf"), "--prompt",
-                            "The Eiffel Tower is in the city of", "--max-new-tokens", "3", "--json"});
-  EXPECT_EQ(generated.status, 0) << generated.err;
+  must_run("emend", {"generate", "--model", path("run/model.gguf"), "--prompt", "The Eiffel Tower is in the city of",
+                     "--max-new-tokens", "3", "--json"});
 }
 
 // Places for an edit that takes neurons: the saved model is wider, and nothing of it is given away.
@@ -45,8 +39,7 @@ TEST_F(ProgramOutputsTest, AnEditThatTakesNeuronsGetsRoom) {
     return edit(more);
   };
   const auto run = [&](const std::vector<std::string>& arguments) {
-    const auto result = run_program("memit_edit", arguments);
-    EXPECT_EQ(result.status, 0) << result.err;
+    const auto result = must_run("memit_edit", arguments);
     return result.out;
   };
   EXPECT_NE(run(latch("model")).find("32 neurons more"), std::string::npos);
@@ -64,9 +57,8 @@ TEST_F(ProgramOutputsTest, AnEditThatTakesNeuronsGetsRoom) {
   auto result = run_program("emend", {"apply", path("wide.pack"), "--model", path("model")});
   EXPECT_EQ(result.status, 2) << result.err;
   EXPECT_NE(result.err.find("emend convert, with 32 spare neurons"), std::string::npos) << result.err;
-  EXPECT_EQ(run_program("emend", {"convert", path("model"), path("wide"), "--spare-neurons", "32"}).status, 0);
-  result = run_program("emend", {"apply", path("wide.pack"), "--model", path("wide")});
-  EXPECT_EQ(result.status, 0) << result.err;
+  must_run("emend", {"convert", path("model"), path("wide"), "--spare-neurons", "32"});
+  result = must_run("emend", {"apply", path("wide.pack"), "--model", path("wide")});
   EXPECT_EQ(model_bytes("wide"), read_file(folder_ / "run" / "model" / "model.safetensors"));
 
   run(latch("pack,model"));
@@ -78,15 +70,13 @@ TEST_F(ProgramOutputsTest, LintRemarksAreReportedAndFixed) {
   write_file(folder_ / "facts.jsonl",
              "{\"prompt\": \"{} is in the city of\", \"subject\": \"The Eiffel Tower\", \"target_new\": \"Rome\"}\n"
              "{\"prompt\": \"{} is in the city of\", \"subject\": \"The Eiffel Tower\", \"target_new\": \"Rome\"}\n");
-  auto result = run_program("memit_edit", edit({"--eval", "none"}));
-  ASSERT_EQ(result.status, 0) << result.err;
+  auto result = must_run("memit_edit", edit({"--eval", "none"}));
   EXPECT_NE(result.err.find("facts.jsonl:2"), std::string::npos) << result.err;
   EXPECT_NE(result.err.find("[duplicate]"), std::string::npos) << result.err;
   EXPECT_EQ(results()["lint"][0]["check"], "duplicate");
   EXPECT_EQ(results()["facts"], 2);
   std::filesystem::remove_all(folder_ / "run");
-  result = run_program("memit_edit", edit({"--eval", "none", "--fix"}));
-  ASSERT_EQ(result.status, 0) << result.err;
+  result = must_run("memit_edit", edit({"--eval", "none", "--fix"}));
   EXPECT_EQ(results()["facts"], 1);
 }
 
@@ -95,7 +85,7 @@ TEST_F(ProgramOutputsTest, RefusesContradictionsUnlessToldOtherwise) {
              "{\"prompt\": \"{} is in the city of\", \"subject\": \"The Eiffel Tower\", \"target_new\": \"Rome\"}\n"
              "{\"prompt\": \"{} is in the city of\", \"subject\": \"The Eiffel Tower\", \"target_new\": \"Oslo\"}\n");
   expect_error(edit({}), 3, {"facts.jsonl", "--allow-conflicts", "the same prompt"});
-  EXPECT_EQ(run_program("memit_edit", edit({"--eval", "none", "--allow-conflicts"})).status, 0);
+  must_run("memit_edit", edit({"--eval", "none", "--allow-conflicts"}));
 }
 
 TEST_F(ProgramOutputsTest, TheGuardTakesABatchBack) {
@@ -151,10 +141,9 @@ TEST_F(ProgramOutputsTest, GatesAskForFactsThatTheModelSays) {
 }
 
 TEST_F(ProgramOutputsTest, BenchComparesTheEnginesInOneRun) {
-  const auto result = run_program("emend", {"bench", "--model", path("model/"), "--facts", path("facts.jsonl"),
-                                            "--hparams", path("hparams.yaml"), "--corpus", path("corpus.txt"),
-                                            "--cache", path("cache"), "--bench-tokens", "300", "--json", "--quiet"});
-  ASSERT_EQ(result.status, 0) << result.err;
+  const auto result = must_run("emend", {"bench", "--model", path("model/"), "--facts", path("facts.jsonl"),
+                                         "--hparams", path("hparams.yaml"), "--corpus", path("corpus.txt"), "--cache",
+                                         path("cache"), "--bench-tokens", "300", "--json", "--quiet"});
   const json document = json::parse(result.out);
   EXPECT_EQ(document["model"], "model");
   for (const char* phase : {"targets", "keys_insert", "statistics", "evaluate"}) {
@@ -172,28 +161,27 @@ TEST_F(ProgramOutputsTest, BenchComparesTheEnginesInOneRun) {
 // Facts meet nobody on their core: a neighbour takes its share and no more. With threads that spin while they wait it
 // was 10 to 18 times as long. The limits leave room for what else a machine does.
 TEST_F(ProgramOutputsTest, BusyNeighboursTakeTheirShareOnly) {
-  const auto result = run_program("emend", {"bench",
-                                            "--model",
-                                            path("model"),
-                                            "--facts",
-                                            path("facts.jsonl"),
-                                            "--hparams",
-                                            path("hparams.yaml"),
-                                            "--corpus",
-                                            path("corpus.txt"),
-                                            "--cache",
-                                            path("cache"),
-                                            "--phases",
-                                            "targets",
-                                            "--threads",
-                                            "2",
-                                            "--neighbours",
-                                            "1,2",
-                                            "--over-threads",
-                                            "1,3",
-                                            "--json",
-                                            "--quiet"});
-  ASSERT_EQ(result.status, 0) << result.err;
+  const auto result = must_run("emend", {"bench",
+                                         "--model",
+                                         path("model"),
+                                         "--facts",
+                                         path("facts.jsonl"),
+                                         "--hparams",
+                                         path("hparams.yaml"),
+                                         "--corpus",
+                                         path("corpus.txt"),
+                                         "--cache",
+                                         path("cache"),
+                                         "--phases",
+                                         "targets",
+                                         "--threads",
+                                         "2",
+                                         "--neighbours",
+                                         "1,2",
+                                         "--over-threads",
+                                         "1,3",
+                                         "--json",
+                                         "--quiet"});
   const json document = json::parse(result.out);
   EXPECT_EQ(document["machine"]["threads"], 2);
   ASSERT_EQ(document["neighbours"].size(), 2U);
@@ -204,10 +192,9 @@ TEST_F(ProgramOutputsTest, BusyNeighboursTakeTheirShareOnly) {
 }
 
 TEST_F(ProgramOutputsTest, BenchShowsHowCostGrows) {
-  const auto result = run_program(
+  const auto result = must_run(
       "emend", {"bench", "--shape", "gpt2", "--shape-layers", "7", "--limit", "2", "--steps", "2", "--bench-tokens",
                 "64", "--growth", "1,3", "--widths", "64,128", "--compute-dtype", "float32", "--json", "--quiet"});
-  ASSERT_EQ(result.status, 0) << result.err;
   const json document = json::parse(result.out);
   ASSERT_EQ(document["growth"].size(), 2U);
   EXPECT_EQ(document["growth"][1]["facts"], 3);

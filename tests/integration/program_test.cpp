@@ -12,9 +12,8 @@ namespace program_test {
 using nlohmann::json;
 
 TEST_F(ProgramTest, EditsAndWritesTheRunFolder) {
-  const auto result = run_program("memit_edit", edit({"--save", "pack,model,peft", "--json", "--quiet"}));
-  ASSERT_EQ(result.status, 0) << result.err;
-  const json printed = json::parse(result.out), results = json::parse(read_file(folder_ / "run" / "results.json"));
+  const auto result = must_run("memit_edit", edit({"--save", "pack,model,peft", "--json", "--quiet"}));
+  const json printed = json::parse(result.out), results = this->results();
   EXPECT_EQ(printed["weights_changed"], results["weights_changed"]);
   EXPECT_EQ(results["schema"], 1);
   EXPECT_EQ(results["editor"], "memit");
@@ -42,34 +41,30 @@ TEST_F(ProgramTest, EditsAndWritesTheRunFolder) {
 }
 
 TEST_F(ProgramTest, RevertGivesBackTheBytes) {
-  ASSERT_EQ(run_program("memit_edit", edit({"--save", "pack,model"})).status, 0);
+  must_run("memit_edit", edit({"--save", "pack,model"}));
   const std::string original = model_bytes(), pack = path("run/edit.safetensors");
-  auto result = run_program("emend", {"revert", "--all", "--model", path("run/model")});
-  ASSERT_EQ(result.status, 0) << result.err;
+  auto result = must_run("emend", {"revert", "--all", "--model", path("run/model")});
   EXPECT_EQ(model_bytes("run/model"), original);
-  result = run_program("emend", {"apply", pack, "--model", path("model"), "--out", path("other")});
-  ASSERT_EQ(result.status, 0) << result.err;
+  result = must_run("emend", {"apply", pack, "--model", path("model"), "--out", path("other")});
   EXPECT_EQ(model_bytes(), original);
   EXPECT_NE(model_bytes("other"), original);
   result = run_program("emend", {"list", "--model", path("other"), "--json"});
   EXPECT_TRUE(json::parse(result.out)["edits"][0]["active"].get<bool>());
-  result = run_program("emend", {"revert", pack, "--model", path("other")});
-  ASSERT_EQ(result.status, 0) << result.err;
+  result = must_run("emend", {"revert", pack, "--model", path("other")});
   EXPECT_EQ(model_bytes("other"), original);
 }
 
 TEST_F(ProgramTest, EqualSeedsGiveEqualPacks) {
-  ASSERT_EQ(run_program("memit_edit", edit({"--seed", "3", "--eval", "none"})).status, 0);
-  ASSERT_EQ(run_program("memit_edit", edit({"--seed", "3", "--eval", "none", "--out", path("again")})).status, 0);
+  must_run("memit_edit", edit({"--seed", "3", "--eval", "none"}));
+  must_run("memit_edit", edit({"--seed", "3", "--eval", "none", "--out", path("again")}));
   EXPECT_EQ(read_file(folder_ / "run" / "edit.safetensors"), read_file(folder_ / "again" / "edit.safetensors"));
 }
 
 TEST_F(ProgramTest, EvalOfAPackShowsBothStates) {
-  ASSERT_EQ(run_program("memit_edit", edit({"--eval", "none"})).status, 0);
+  must_run("memit_edit", edit({"--eval", "none"}));
   const auto result =
-      run_program("emend", {"eval", "--model", path("model"), "--facts", path("facts.jsonl"), "--pack",
-                            path("run/edit.safetensors"), "--cache", path("cache"), "--eval", "counterfact", "--json"});
-  ASSERT_EQ(result.status, 0) << result.err;
+      must_run("emend", {"eval", "--model", path("model"), "--facts", path("facts.jsonl"), "--pack",
+                         path("run/edit.safetensors"), "--cache", path("cache"), "--eval", "counterfact", "--json"});
   const json document = json::parse(result.out);
   EXPECT_TRUE(document["metrics"]["pre"].contains("counterfact"));
   EXPECT_TRUE(document["metrics"]["post"]["counterfact"].contains("efficacy_success"));
@@ -89,8 +84,7 @@ TEST_F(ProgramTest, RefusesBadOptions) {
 TEST_F(ProgramTest, TheFileOfHyperParametersChoosesTheEditor) {
   const std::string values = tiny_hparams("[1]");
   write_file(folder_ / "ee.yaml", "alg_name: ROME\n" + values);
-  const auto chosen = run_program("memit_edit", edit({"--hparams", path("ee.yaml"), "--eval", "none", "--json"}));
-  ASSERT_EQ(chosen.status, 0) << chosen.err;
+  const auto chosen = must_run("memit_edit", edit({"--hparams", path("ee.yaml"), "--eval", "none", "--json"}));
   EXPECT_EQ(json::parse(chosen.out)["editor"], "rome");
   std::filesystem::remove_all(folder_ / "run");
   expect_error(edit({"--hparams", path("ee.yaml"), "--editor", "memit"}), 2,
@@ -107,18 +101,16 @@ TEST_F(ProgramTest, ContradictionsAreErrorsUnlessInsistedOn) {
   expect_error(edit({"--eval", "none"}), 3, {"facts.jsonl:2", "the same prompt", "--allow-conflicts"});
   expect_error({"--facts", path("facts.jsonl"), "--model", path("no-model")}, 3,
                {"facts.jsonl:2", "the same prompt"});  // before a model is looked for
-  EXPECT_EQ(run_program("memit_edit", edit({"--eval", "none", "--allow-conflicts"})).status, 0);
+  must_run("memit_edit", edit({"--eval", "none", "--allow-conflicts"}));
 }
 
 TEST_F(ProgramTest, OneValueOfAListNeedsNoBrackets) {
-  const auto result = run_program("memit_edit", edit({"--set", "layers=1", "--eval", "none", "--json"}));
-  ASSERT_EQ(result.status, 0) << result.err;
+  const auto result = must_run("memit_edit", edit({"--set", "layers=1", "--eval", "none", "--json"}));
   EXPECT_EQ(json::parse(result.out)["hparams"]["layers"], json({1}));
 }
 
 TEST_F(ProgramTest, AnEditThatBarelyMovesAnythingSaysSo) {
-  const auto result = run_program("memit_edit", edit({"--set", "mom2_update_weight=1000000000", "--eval", "none"}));
-  ASSERT_EQ(result.status, 0) << result.err;
+  const auto result = must_run("memit_edit", edit({"--set", "mom2_update_weight=1000000000", "--eval", "none"}));
   EXPECT_NE(result.err.find("barely moves anything"), std::string::npos) << result.err;
   EXPECT_NE(result.err.find("mom2_update_weight"), std::string::npos) << result.err;
   std::istringstream cases(read_file(folder_ / "run" / "cases.jsonl"));
@@ -135,8 +127,7 @@ TEST_F(ProgramTest, AnEditThatBarelyMovesAnythingSaysSo) {
 TEST_F(ProgramTest, TextOfOthersDoesNotSteerTheTerminal) {
   write_file(folder_ / "facts.jsonl",
              "{\"prompt\": \"{} is in\", \"subject\": \"The \\u001b[31mLouvre\\u202e\", \"target_new\": \"Rome\"}\n");
-  const auto result = run_program("memit_edit", edit({"--eval", "none"}));
-  ASSERT_EQ(result.status, 0) << result.err;
+  const auto result = must_run("memit_edit", edit({"--eval", "none"}));
   for (const auto& text :
        {result.out, result.err, read_file(folder_ / "run" / "results.json"), read_file(folder_ / "run" / "run.jsonl"),
         read_file(folder_ / "run" / "cases.jsonl"), read_file(folder_ / "run" / "report.html")}) {
@@ -147,8 +138,7 @@ TEST_F(ProgramTest, TextOfOthersDoesNotSteerTheTerminal) {
 
 TEST_F(ProgramTest, EqualRunsHaveEqualResultsWhateverTheCacheHeld) {
   const auto results = [&](const std::string& out) {
-    const auto result = run_program("memit_edit", edit({"--eval", "none", "--out", path(out), "--json"}));
-    EXPECT_EQ(result.status, 0) << result.err;
+    const auto result = must_run("memit_edit", edit({"--eval", "none", "--out", path(out), "--json"}));
     json document = json::parse(result.out);
     for (const char* key : {"seconds", "peak_bytes", "cache", "command"}) document.erase(key);
     return document;
@@ -164,7 +154,7 @@ TEST(ProgramWords, WrongOnesGetASuggestion) {
   EXPECT_EQ(result.status, 2);
   EXPECT_NE(result.err.find("did you mean \"--batch-size\"?"), std::string::npos) << result.err;
   EXPECT_EQ(run_program("emend", {"help", "lint"}).out, run_program("emend", {"lint", "--help"}).out);
-  EXPECT_EQ(run_program("emend", {"help", "convert", "facts"}).status, 0);
+  must_run("emend", {"help", "convert", "facts"});
   const std::string facts = std::string(EMEND_SOURCE_DIR) + "/datasets/emend_facts.json";
   result = run_program("memit_edit", {"--facts", facts, "--model", "org/absent"});
   EXPECT_NE(result.err.find("hf download org/absent"), std::string::npos) << result.err;
@@ -230,7 +220,7 @@ TEST_F(ProgramTest, CtrlCSavesAndResumesToTheSamePack) {
                              "--set", "v_num_grad_steps=60", "--seed", "5"});
     return edit(more);
   };
-  ASSERT_EQ(run_program("memit_edit", slow("whole", {})).status, 0);
+  must_run("memit_edit", slow("whole", {}));
   ProgramOptions options;
   options.signal_when = "edited facts 1-1";
   const auto interrupted = run_program("memit_edit", slow("cut", {}), options);
@@ -251,12 +241,20 @@ TEST_F(ProgramTest, CtrlCSavesAndResumesToTheSamePack) {
   expect_error({"--out", path("cut"), "--resume"}, 3, {"command.json", "no command line"});
   write_file(line, command);
   // The folder says everything else.
-  const auto resumed = run_program("memit_edit", {"--out", path("cut"), "--resume"});
-  ASSERT_EQ(resumed.status, 0) << resumed.err;
+  const auto resumed = must_run("memit_edit", {"--out", path("cut"), "--resume", "--show", "1", "--seed=5"});
   EXPECT_NE(resumed.err.find("going on after 1 finished"), std::string::npos) << resumed.err;
   EXPECT_NE(resumed.err.find("--cache of the line that it began with is not taken over"), std::string::npos)
       << resumed.err;
   EXPECT_EQ(read_file(folder_ / "cut" / "edit.safetensors"), read_file(folder_ / "whole" / "edit.safetensors"));
+  auto told = results("cut")["command"].get<std::vector<std::string>>();
+  auto expected = slow("cut", {});
+  for (const char* name : {"--cache", "--seed"}) {
+    const auto place = std::ranges::find(expected, name);
+    expected.erase(place, place + 2);
+  }
+  expected.insert(expected.end(), {"--show", "1", "--seed=5"});
+  told.erase(told.begin());  // the program
+  EXPECT_EQ(told, expected) << "the line that it began with, and what was given in its place";
 }
 
 // Also in its first batch a run that was stopped can go on with the options that it had.
@@ -271,8 +269,7 @@ TEST_F(ProgramTest, CtrlCInTheFirstBatchKeepsTheRun) {
   EXPECT_EQ(interrupted.status, 130) << interrupted.err;
   EXPECT_NE(interrupted.err.find("--out " + path("cut") + " with --resume goes on"), std::string::npos)
       << interrupted.err;
-  const auto resumed = run_program("memit_edit", {"--out", path("cut"), "--resume"});
-  EXPECT_EQ(resumed.status, 0) << resumed.err;
+  must_run("memit_edit", {"--out", path("cut"), "--resume"});
   EXPECT_TRUE(std::filesystem::exists(folder_ / "cut" / "edit.safetensors"));
 }
 
@@ -295,7 +292,7 @@ TEST_F(ProgramTest, ResumingWithOtherSettingsIsRefused) {
 }
 
 TEST_F(ProgramTest, AFolderInUseOrWithResultsIsRefused) {
-  ASSERT_EQ(run_program("memit_edit", edit({"--eval", "none"})).status, 0);
+  must_run("memit_edit", edit({"--eval", "none"}));
   const auto again = run_program("memit_edit", edit({"--eval", "none"}));
   EXPECT_EQ(again.status, 2);
   EXPECT_NE(again.err.find("earlier run"), std::string::npos) << again.err;
@@ -306,14 +303,12 @@ TEST_F(ProgramTest, AFolderInUseOrWithResultsIsRefused) {
   EXPECT_EQ(resumed.status, 2);
   EXPECT_NE(resumed.err.find("expected a run that was interrupted"), std::string::npos) << resumed.err;
   EXPECT_TRUE(read_file(folder_ / "run" / "edit.safetensors") == pack);
-  const auto begun = run_program("memit_edit", edit({"--eval", "none", "--resume", "--out", path("new")}));
-  EXPECT_EQ(begun.status, 0) << begun.err;
+  const auto begun = must_run("memit_edit", edit({"--eval", "none", "--resume", "--out", path("new")}));
   EXPECT_NE(begun.err.find("new holds no run that was interrupted: one begins there"), std::string::npos) << begun.err;
 }
 
 TEST_F(ProgramTest, DryRunChangesNothing) {
-  const auto result = run_program("memit_edit", edit({"--dry-run"}));
-  ASSERT_EQ(result.status, 0) << result.err;
+  const auto result = must_run("memit_edit", edit({"--dry-run"}));
   const auto plan = json::parse(result.out);
   EXPECT_EQ(plan["facts"], 2);
   for (const char* phase : {"targets", "statistics", "evaluate"})
@@ -323,14 +318,12 @@ TEST_F(ProgramTest, DryRunChangesNothing) {
 }
 
 TEST_F(ProgramTest, GenerateAndTokenizeSpeakJson) {
-  const auto generated = run_program(
-      "emend", {"generate", "--model", path("model"), "--prompt", "Hello", "--max-new-tokens", "4", "--json"});
-  ASSERT_EQ(generated.status, 0) << generated.err;
+  const auto generated =
+      must_run("emend", {"generate", "--model", path("model"), "--prompt", "Hello", "--max-new-tokens", "4", "--json"});
   EXPECT_LE(json::parse(generated.out)[0]["ids"].size(), 4U);
   write_file(folder_ / "strings.json", R"(["Hi", "", "é<|end|>"])");
   const auto tokens =
-      run_program("emend", {"tokenize", "--model", path("model"), "--file", path("strings.json"), "--json"});
-  ASSERT_EQ(tokens.status, 0) << tokens.err;
+      must_run("emend", {"tokenize", "--model", path("model"), "--file", path("strings.json"), "--json"});
   EXPECT_EQ(json::parse(tokens.out), json::parse("[[72,105],[],[195,169,256]]"));
 }
 
@@ -342,7 +335,7 @@ TEST(ProgramHelp, EveryVerbExplainsItself) {
     EXPECT_NE(result.out.find("--"), std::string::npos) << verb;
     EXPECT_TRUE(result.err.empty()) << result.err;
   }
-  EXPECT_EQ(run_program("memit_edit", {"--version"}).status, 0);
+  must_run("memit_edit", {"--version"});
   EXPECT_EQ(run_program("emend", {}).status, 2);
 }
 

@@ -43,7 +43,7 @@ class Browser : public ::testing::Test {
     run_.results["seconds"]["statistics"] = 200.0;
     run_.results["seconds"]["total"] = 7500.0;
     run_.extras["continuations"][0]["probability_before"] = 0.0004;
-    write_report(page(), run_);
+    write_file(page(), render_report(run_));
   }
   void TearDown() override {
     if (!browser_.empty() && !keep_) fs::remove_all(folder_);
@@ -138,7 +138,7 @@ TEST_F(Browser, ReadsNoTextAsHtmlAndNoScriptButItsOwn) {
   run_.results["seconds"][hostile] = 1.0;
   run_.extras["versions"][hostile] = hostile;
   run_.results["metrics"]["easyedit"]["post"]["locality"][hostile] = 50.0;
-  write_report(page(), run_);
+  write_file(page(), render_report(run_));
   std::string log;
   const std::string dom = drawn(&log);
   EXPECT_EQ(log.find("CONSOLE"), std::string::npos) << log;
@@ -211,7 +211,7 @@ TEST_F(Browser, DrawsRunsWithAlmostNothingAndTrainings) {
       {single, "<b>2 facts</b> written with <b>rome</b> into <b>a model</b>, each alone and taken back."},
       {two, "d=\"M58.0 145.2L468.0 145.2\""}};
   for (const auto& [run, part] : cases) {
-    write_report(page(), run);
+    write_file(page(), render_report(run));
     std::string log;
     const std::string dom = drawn(&log);
     EXPECT_NE(dom.find(part), std::string::npos) << part;

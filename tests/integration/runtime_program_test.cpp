@@ -23,17 +23,15 @@ class RuntimeProgramTest : public ProgramTest {
         "generate",      "--model", path(model), "--prompt", "The capital of France is", "--max-new-tokens", "4",
         "--temperature", "0",       "--json",    "--quiet"};
     arguments.insert(arguments.end(), more.begin(), more.end());
-    const auto result = run_program("emend", arguments);
-    EXPECT_EQ(result.status, 0) << result.err;
+    const auto result = must_run("emend", arguments);
     return result.status == 0 ? json::parse(result.out)[0]["ids"].dump() : "";
   }
 };
 
 TEST_F(RuntimeProgramTest, GraceFromEditToRevert) {
   const std::string original = model_bytes(), plain = continuation("model");
-  auto result = run_program("memit_edit", edit({"--editor", "grace", "--hparams", path("grace.yaml"), "--save",
-                                                "pack,model", "--eval", "counterfact", "--json", "--quiet"}));
-  ASSERT_EQ(result.status, 0) << result.err;
+  auto result = must_run("memit_edit", edit({"--editor", "grace", "--hparams", path("grace.yaml"), "--save",
+                                             "pack,model", "--eval", "counterfact", "--json", "--quiet"}));
   const json results = json::parse(result.out);
   EXPECT_TRUE(results["weights_changed"].empty());
   const auto& metrics = results["metrics"]["counterfact"];
@@ -47,17 +45,14 @@ TEST_F(RuntimeProgramTest, GraceFromEditToRevert) {
   // In the ledger of a folder: files keep their bytes, generate loads the edit by itself.
   EXPECT_EQ(model_bytes("run/model"), original);
   EXPECT_EQ(continuation("run/model"), edited);
-  result = run_program("emend", {"revert", pack, "--model", path("run/model")});
-  ASSERT_EQ(result.status, 0) << result.err;
+  result = must_run("emend", {"revert", pack, "--model", path("run/model")});
   EXPECT_EQ(continuation("run/model"), plain);
-  result = run_program("emend", {"apply", pack, "--model", path("run/model")});
-  ASSERT_EQ(result.status, 0) << result.err;
+  result = must_run("emend", {"apply", pack, "--model", path("run/model")});
   EXPECT_EQ(continuation("run/model"), edited);
 
   // Another pack in the place of the one that was applied.
-  const auto other = run_program("memit_edit", edit({"--editor", "grace", "--hparams", path("grace.yaml"), "--limit",
-                                                     "1", "--eval", "none", "--quiet", "--out", path("other")}));
-  ASSERT_EQ(other.status, 0) << other.err;
+  const auto other = must_run("memit_edit", edit({"--editor", "grace", "--hparams", path("grace.yaml"), "--limit", "1",
+                                                  "--eval", "none", "--quiet", "--out", path("other")}));
   for (const auto& second : {pack, path("other/edit.safetensors")}) {
     result = run_program("emend", {"diff", pack, second, "--json"});
     EXPECT_EQ(json::parse(result.out)["beside"],
@@ -70,8 +65,7 @@ TEST_F(RuntimeProgramTest, GraceFromEditToRevert) {
       words.insert(words.end(), {"--prompt", "The capital of {} is", "--subject", "France", "--samples", "1"});
     else
       words.insert(words.end(), {"--layers", "1", "--corpus", path("corpus.txt"), "--cache", path("cache")});
-    result = run_program("emend", words);
-    EXPECT_EQ(result.status, 0) << result.err;
+    result = must_run("emend", words);
     EXPECT_NE(result.err.find("they take no part in this run"), std::string::npos) << result.err;
   }
   std::filesystem::copy(path("run/model"), path("swapped"), std::filesystem::copy_options::recursive);
@@ -82,9 +76,8 @@ TEST_F(RuntimeProgramTest, GraceFromEditToRevert) {
   EXPECT_EQ(result.status, 3) << result.err;
   EXPECT_NE(result.err.find("put the pack back"), std::string::npos) << result.err;
 
-  result = run_program("emend", {"eval", "--model", path("model"), "--facts", path("facts.jsonl"), "--pack", pack,
-                                 "--cache", path("cache"), "--eval", "counterfact", "--json", "--quiet"});
-  ASSERT_EQ(result.status, 0) << result.err;
+  result = must_run("emend", {"eval", "--model", path("model"), "--facts", path("facts.jsonl"), "--pack", pack,
+                              "--cache", path("cache"), "--eval", "counterfact", "--json", "--quiet"});
   const json evaluated = json::parse(result.out)["metrics"];
   EXPECT_NEAR(evaluated["post"]["counterfact"]["efficacy_magnitude"].get<double>(),
               metrics["post"]["efficacy_magnitude"].get<double>(), 0.02);
@@ -99,9 +92,8 @@ TEST_F(RuntimeProgramTest, WhatCannotHoldSuchAnEditSaysSo) {
 
 TEST_F(RuntimeProgramTest, IkeStandsInFrontOfThePrompt) {
   const std::string plain = continuation("model");
-  const auto result = run_program("memit_edit", edit({"--editor", "ike", "--hparams", path("ike.yaml"), "--save",
-                                                      "pack", "--eval", "counterfact", "--json", "--quiet"}));
-  ASSERT_EQ(result.status, 0) << result.err;
+  const auto result = must_run("memit_edit", edit({"--editor", "ike", "--hparams", path("ike.yaml"), "--save", "pack",
+                                                   "--eval", "counterfact", "--json", "--quiet"}));
   const auto metrics = json::parse(result.out)["metrics"]["counterfact"];
   EXPECT_NE(metrics["post"]["efficacy_magnitude"], metrics["pre"]["efficacy_magnitude"]);
   EXPECT_NE(continuation("model", {"--pack", path("run/edit.safetensors")}), "");

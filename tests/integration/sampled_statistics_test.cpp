@@ -30,8 +30,7 @@ json run(const std::filesystem::path& folder, const std::string& name, std::vect
                                         "--out",           (folder / name).string(),
                                         "--json",          "--quiet"};
   arguments.insert(arguments.end(), more.begin(), more.end());
-  const auto result = run_program("memit_edit", arguments);
-  EXPECT_EQ(result.status, 0) << result.err;
+  const auto result = must_run("memit_edit", arguments);
   return result.status == 0 ? json::parse(result.out) : json();
 }
 

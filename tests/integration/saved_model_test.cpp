@@ -53,9 +53,7 @@ double distance(const at::Tensor& a, const at::Tensor& b) {
 // Reverts a copy of run/model, and compares everything with Python.
 void compare(const fs::path& folder, const std::string& text) {
   const auto run = folder / "run";
-  const auto result = run_program(
-      "emend", {"revert", "--all", "--model", (run / "model").string(), "--out", (folder / "base").string()});
-  ASSERT_EQ(result.status, 0) << result.err;
+  must_run("emend", {"revert", "--all", "--model", (run / "model").string(), "--out", (folder / "base").string()});
   write_file(folder / "logits.py", kScript);
   const auto python =
       run_shell("OMP_NUM_THREADS=2 " + test_python().string() + " " + quoted(folder / "logits.py") + " " +
@@ -78,8 +76,7 @@ void check(const fs::path& folder, std::vector<std::string> arguments, const std
   for (const char* more : {"--save", "pack,model,peft", "--eval", "none", "--show", "0", "--quiet", "--out"})
     arguments.emplace_back(more);
   arguments.push_back((folder / "run").string());
-  const auto result = run_program("memit_edit", arguments);
-  ASSERT_EQ(result.status, 0) << result.err;
+  must_run("memit_edit", arguments);
   compare(folder, text);
 }
 
@@ -91,12 +88,10 @@ TEST(SavedModel, TransformersAndPeftAgreeOnChangedBehaviour) {
     write_tiny_model(folder.path() / "model");
     write_file(folder.path() / "a.txt", "It is good\nAll is good\nShe is good\n");
     write_file(folder.path() / "b.txt", "It is bad\nAll is bad\nHe is bad\n");
-    auto result = run_program("emend", {"direct", "fit", "--positive", path("a.txt"), "--negative", path("b.txt"),
-                                        "--model", path("model"), "--no-effect", "--out", path("d"), "--quiet"});
-    ASSERT_EQ(result.status, 0) << result.err;
-    result = run_program("emend", {"direct", action, path("d"), "--model", path("model"), "--strength", "1",
-                                   "--no-effect", "--save", "pack,model,peft", "--out", path("run"), "--quiet"});
-    ASSERT_EQ(result.status, 0) << result.err;
+    must_run("emend", {"direct", "fit", "--positive", path("a.txt"), "--negative", path("b.txt"), "--model",
+                       path("model"), "--no-effect", "--out", path("d"), "--quiet"});
+    must_run("emend", {"direct", action, path("d"), "--model", path("model"), "--strength", "1", "--no-effect",
+                       "--save", "pack,model,peft", "--out", path("run"), "--quiet"});
     compare(folder.path(), "The Eiffel Tower is in the city of");
     EXPECT_EQ(read_file(folder.path() / "base" / "model.safetensors"),
               read_file(folder.path() / "model" / "model.safetensors"));

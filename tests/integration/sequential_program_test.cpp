@@ -44,20 +44,17 @@ class SequentialProgramTest : public ProgramTest, public ::testing::WithParamInt
 };
 
 TEST_P(SequentialProgramTest, ResumesToTheSamePackAndMeasurements) {
-  const auto whole = run_program("memit_edit", sequence("whole"));
-  ASSERT_EQ(whole.status, 0) << whole.err;
+  const auto whole = must_run("memit_edit", sequence("whole"));
   ProgramOptions options;
   options.signal_when = "edited facts 1-2";
   const auto interrupted = run_program("memit_edit", sequence("cut"), options);
   if (interrupted.status == 0) GTEST_SKIP() << "the run ended before the signal reached it";
   ASSERT_EQ(interrupted.status, 130) << interrupted.err;
-  const auto resumed = run_program("memit_edit", sequence("cut", {"--resume"}));
-  ASSERT_EQ(resumed.status, 0) << resumed.err;
+  const auto resumed = must_run("memit_edit", sequence("cut", {"--resume"}));
   EXPECT_NE(resumed.err.find("finished batches"), std::string::npos) << resumed.err;
   EXPECT_TRUE(read_file(folder_ / "cut" / "edit.safetensors") == read_file(folder_ / "whole" / "edit.safetensors"));
 
-  const json one = json::parse(read_file(folder_ / "whole" / "results.json")),
-             two = json::parse(read_file(folder_ / "cut" / "results.json"));
+  const json one = results("whole"), two = results("cut");
   EXPECT_EQ(one["retention"]["edits_applied"], json({2, 4}));
   EXPECT_EQ(two["retention"], one["retention"]);
   EXPECT_EQ(two["cache"]["layers_computed"], json::array()) << "not the statistics of the unedited model";
@@ -88,15 +85,7 @@ class LifelongTest : public ProgramTest, public ::testing::WithParamInterface<Se
   void SetUp() override {
     ProgramTest::SetUp();
     write_file(folder_ / "sequence.yaml", GetParam().file());
-    std::string facts;
-    for (const char* subject : {"Oslo", "Paris", "Cairo", "Lima", "Quito"})
-      facts += "{\"prompt\": \"{} is twinned with\", \"subject\": \"" + std::string(subject) +
-               "\", \"target_new\": \"Rome\", \"target_true\": \"Bern\", \"paraphrase_prompts\": [\"The twin of " +
-               subject + " is\"], \"neighborhood_prompts\": [\"Vienna is twinned with\"]}\n";
-    write_file(folder_ / "sequence.jsonl", facts);
-    std::filesystem::create_directories(folder_ / "health");
-    write_file(folder_ / "health" / "lambada.jsonl", "{\"text\": \"the river runs to the sea\"}\n");
-    write_file(folder_ / "health" / "wikitext.txt", corpus());
+    write_cities("sequence.jsonl");
   }
   [[nodiscard]] ProgramResult run(const std::string& out, const std::vector<std::string>& more = {},
                                   const ProgramOptions& options = {}) const {
@@ -112,9 +101,6 @@ class LifelongTest : public ProgramTest, public ::testing::WithParamInterface<Se
     if (std::find(more.begin(), more.end(), "--eval") == more.end()) all.insert(all.end(), {"--eval", "none"});
     all.insert(all.end(), more.begin(), more.end());
     return run_program("memit_edit", edit(all), options);
-  }
-  [[nodiscard]] json results(const std::string& out) const {
-    return json::parse(read_file(folder_ / out / "results.json"));
   }
   // What two equal runs have in common.
   [[nodiscard]] json measured(const std::string& out) const {
@@ -152,8 +138,7 @@ TEST_P(LifelongTest, MeasuresWhatEarlierEditsStillHold) {
   EXPECT_EQ(entries[2]["neighborhood"], last["neighborhood_success"]);
   EXPECT_NE(done.err.find("after 4 edits: first "), std::string::npos) << done.err;
   EXPECT_NE(done.out.find("LAMBADA"), std::string::npos) << done.out;
-  const auto table = run_program("emend", {"bench", "--quality", "--out", folder_.string()});
-  EXPECT_EQ(table.status, 0) << table.err;
+  const auto table = must_run("emend", {"bench", "--quality", "--out", folder_.string()});
   EXPECT_NE(table.out.find("| whole | 5 |"), std::string::npos) << table.out;
   const std::string page = read_file(folder_ / "whole" / "report.html"), mark = "id=\"data\">";
   const size_t begin = page.find(mark);
@@ -189,9 +174,8 @@ TEST_P(LifelongTest, SurvivesBeingKilled) {
 // The pack is made of the weights' differences: applied to the unedited model it gives the edited one.
 TEST_P(LifelongTest, SavesWhatTheBatchesTogetherHaveDone) {
   ASSERT_EQ(run("whole", {"--save", "pack,model"}).status, 0);
-  const auto applied = run_program(
-      "emend", {"apply", "--model", path("model"), path("whole/edit.safetensors"), "--out", path("applied")});
-  ASSERT_EQ(applied.status, 0) << applied.err;
+  const auto applied =
+      must_run("emend", {"apply", "--model", path("model"), path("whole/edit.safetensors"), "--out", path("applied")});
   EXPECT_TRUE(model_bytes("applied") == model_bytes("whole/model"));
   EXPECT_FALSE(model_bytes("applied") == model_bytes());
 }
@@ -239,14 +223,12 @@ double surprise(const json& metrics, const char* target) {
 }
 
 TEST_P(SingleProtocolTest, EqualsRunsOfOneFact) {
-  const auto together = run_program("memit_edit", run("together", {"--protocol", "single"}));
-  ASSERT_EQ(together.status, 0) << together.err;
+  const auto together = must_run("memit_edit", run("together", {"--protocol", "single"}));
   const auto judged = cases("together");
   ASSERT_EQ(judged.size(), 3u);
   for (size_t i = 0; i < judged.size(); ++i) {
     const std::string out = "alone" + std::to_string(i);
-    const auto alone = run_program("memit_edit", run(out, {"--offset", std::to_string(i), "--limit", "1"}));
-    ASSERT_EQ(alone.status, 0) << alone.err;
+    must_run("memit_edit", run(out, {"--offset", std::to_string(i), "--limit", "1"}));
     const auto one = cases(out).at(0)["metrics"], same = judged[i]["metrics"];
     for (const char* target : {"target_new", "target_true"}) {
       EXPECT_NEAR(surprise(same["pre"], target), surprise(one["pre"], target), 1e-5);
@@ -255,7 +237,7 @@ TEST_P(SingleProtocolTest, EqualsRunsOfOneFact) {
     EXPECT_GT(std::abs(surprise(one["post"], "target_new") - surprise(one["pre"], "target_new")), 0.01)
         << "an edit that does nothing shows nothing";
   }
-  const json results = json::parse(read_file(folder_ / "together" / "results.json"));
+  const json results = this->results("together");
   EXPECT_EQ(results["protocol"], "single");
   EXPECT_EQ(results["weights_changed"], json::array());
   EXPECT_FALSE(std::filesystem::exists(folder_ / "together" / "edit.safetensors"));
@@ -265,8 +247,7 @@ TEST_P(SingleProtocolTest, EqualsRunsOfOneFact) {
 TEST_P(SingleProtocolTest, GeneratesTextsOfEveryState) {
   auto asked = run("generated", {"--protocol", "single", "--generation"});
   *(std::ranges::find(asked, "--eval") + 1) = "easyedit";
-  const auto generated = run_program("memit_edit", asked);
-  ASSERT_EQ(generated.status, 0) << generated.err;
+  const auto generated = must_run("memit_edit", asked);
   for (const auto& fact : cases("generated"))
     for (const char* state : {"pre", "post"})
       EXPECT_GT(fact["metrics"][state]["easyedit"]["fluency"].get<double>(), 0) << fact.dump();
@@ -290,15 +271,13 @@ TEST_P(SingleProtocolTest, JudgesWhatWasTakenBackAsUnedited) {
 }
 
 TEST_P(SingleProtocolTest, ResumesToTheSameNumbers) {
-  const auto whole = run_program("memit_edit", run("whole", {"--protocol", "single"}));
-  ASSERT_EQ(whole.status, 0) << whole.err;
+  const auto whole = must_run("memit_edit", run("whole", {"--protocol", "single"}));
   ProgramOptions options;
   options.signal_when = "edited facts 2-2";
   const auto interrupted = run_program("memit_edit", run("cut", {"--protocol", "single"}), options);
   if (interrupted.status == 0) GTEST_SKIP() << "the run ended before the signal reached it";
   ASSERT_EQ(interrupted.status, 130) << interrupted.err;
-  const auto resumed = run_program("memit_edit", run("cut", {"--protocol", "single", "--resume"}));
-  ASSERT_EQ(resumed.status, 0) << resumed.err;
+  const auto resumed = must_run("memit_edit", run("cut", {"--protocol", "single", "--resume"}));
   EXPECT_NE(resumed.err.find("finished batches"), std::string::npos) << resumed.err;
   const auto one = cases("whole"), two = cases("cut");
   ASSERT_EQ(one.size(), two.size());

@@ -154,6 +154,10 @@ def openai():
     stop = full[4:7]
     cut = client.completions.create(model=base, stop=[stop, "never"], **ask).choices[0]
     assert cut.text == full[: full.find(stop)] and cut.finish_reason == "stop", (cut, full)
+    told = dict(model=base, logprobs=1, stop=[stop], **ask)  # the stream holds back what may become the stop
+    pieces = [chunk.choices[0].logprobs for chunk in client.completions.create(stream=True, **told)]
+    offsets = [at for piece in pieces if piece for at in piece.text_offset]
+    assert offsets == client.completions.create(**told).choices[0].logprobs.text_offset, offsets
     # chat, seeds, several answers, log-probabilities
     talk = dict(model=base, messages=[{"role": "user", "content": "Where is it?"}], max_tokens=8)
     first = client.chat.completions.create(seed=3, n=2, temperature=0.9, logprobs=True, top_logprobs=2, **talk)

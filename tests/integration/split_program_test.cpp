@@ -22,11 +22,6 @@ class SplitProgram : public ProgramTest {
     more.insert(more.end(), {"--out", path(out), "--device-map", map});
     return edit(more);
   }
-  static ProgramResult expect_ok(const std::string& name, const std::vector<std::string>& arguments) {
-    auto result = run_program(name, arguments);
-    EXPECT_EQ(result.status, 0) << result.err;
-    return result;
-  }
   /// Largest relative difference of the tensors of two runs' packs; 0 if they are equal in every byte.
   [[nodiscard]] double pack_difference(const std::string& one, const std::string& other) const {
     const SafetensorsFile a(folder_ / one / "edit.safetensors"), b(folder_ / other / "edit.safetensors");
@@ -54,12 +49,11 @@ TEST_F(SplitProgram, EditedOnThreeDevicesThePackIsTheSame) {
   for (const std::string editor : {"memit", "rome"}) {
     const std::string hparams = path(editor == "rome" ? "rome.yaml" : "hparams.yaml");
     for (const std::string map : {"cpu", "sim:3"})
-      (void)expect_ok("memit_edit",
-                      edit_on(map, editor + map,
-                              {"--editor", editor, "--hparams", hparams, "--cache", path("cache-" + editor + map)}));
+      must_run("memit_edit",
+               edit_on(map, editor + map,
+                       {"--editor", editor, "--hparams", hparams, "--cache", path("cache-" + editor + map)}));
     EXPECT_LE(pack_difference(editor + "cpu", editor + "sim:3"), 1e-6) << editor;
-    auto one = nlohmann::json::parse(read_file(folder_ / (editor + "cpu") / "results.json"));
-    auto three = nlohmann::json::parse(read_file(folder_ / (editor + "sim:3") / "results.json"));
+    auto one = results(editor + "cpu"), three = results(editor + "sim:3");
     for (const char* key : {"neighborhood_kl", "neutral_kl"}) {  // numbers of float32, not counts
       auto &a = one["metrics"]["free"]["post"], &b = three["metrics"]["free"]["post"];
       EXPECT_NEAR(a.at(key).get<double>(), b.at(key).get<double>(), 1e-5 * a.at(key).get<double>());
@@ -81,7 +75,7 @@ TEST_F(SplitProgram, EditedOnThreeDevicesThePackIsTheSame) {
 }
 
 TEST_F(SplitProgram, EveryOtherProgramGivesTheSame) {
-  (void)expect_ok("memit_edit", edit_on("cpu", "run"));
+  must_run("memit_edit", edit_on("cpu", "run"));
   const std::string pack = path("run/edit.safetensors");
   const std::vector<std::vector<std::string>> commands = {
       {"generate", "--prompt", "The Eiffel Tower", "--max-new-tokens", "40"},
@@ -94,7 +88,7 @@ TEST_F(SplitProgram, EveryOtherProgramGivesTheSame) {
       auto arguments = command;
       arguments.insert(arguments.end(), {"--model", path("model"), "--device-map", map});
       if (command[0] == "eval") arguments[7] = path("evaluations-" + map);  // nothing from a cache
-      out[map] = expect_ok("emend", arguments).out;
+      out[map] = must_run("emend", arguments).out;
       EXPECT_FALSE(out[map].empty());
     }
     EXPECT_EQ(out["sim:3"], out["cpu"]) << command[0];
@@ -102,11 +96,11 @@ TEST_F(SplitProgram, EveryOtherProgramGivesTheSame) {
   }
   std::map<std::string, std::string> talk;
   for (const std::string map : {"cpu", "sim:3"}) {
-    (void)expect_ok("emend", {"stats", "--model", path("model"), "--corpus", path("corpus.txt"), "--layers", "0,1,2,3",
-                              "--cache", path("cache-" + map), "--device-map", map});
-    talk[map] = expect_ok("/bin/sh", {"-c", "printf 'Hello there\\nAnd again\\n' | '" + program_path("emend").string() +
-                                                "' chat --quiet --model '" + path("model") + "' --device-map " + map +
-                                                " --chat-format instruction --max-new-tokens 24"})
+    must_run("emend", {"stats", "--model", path("model"), "--corpus", path("corpus.txt"), "--layers", "0,1,2,3",
+                       "--cache", path("cache-" + map), "--device-map", map});
+    talk[map] = must_run("/bin/sh", {"-c", "printf 'Hello there\\nAnd again\\n' | '" + program_path("emend").string() +
+                                               "' chat --quiet --model '" + path("model") + "' --device-map " + map +
+                                               " --chat-format instruction --max-new-tokens 24"})
                     .out;
   }
   EXPECT_EQ(talk["sim:3"], talk["cpu"]);
@@ -115,7 +109,7 @@ TEST_F(SplitProgram, EveryOtherProgramGivesTheSame) {
   EXPECT_EQ(statistics.size(), 4U) << "one file a layer";
   EXPECT_EQ(statistics, files("cache-cpu", ".safetensors"));
   const auto doctor = nlohmann::json::parse(
-      expect_ok("emend", {"doctor", "--model", path("model"), "--device-map", "sim:3", "--json"}).out);
+      must_run("emend", {"doctor", "--model", path("model"), "--device-map", "sim:3", "--json"}).out);
   EXPECT_EQ(doctor["well"], true);
   int pairs = 0;
   for (const auto& check : doctor["checks"])
@@ -137,7 +131,7 @@ TEST_F(SplitProgram, WeightsThatAreNotFiniteAreNamed) {
                           tensors[3].first),
             std::string::npos)
       << sick.out;
-  const auto well = expect_ok("emend", {"doctor", "--model", path("model"), "--device-map", "cpu"});
+  const auto well = must_run("emend", {"doctor", "--model", path("model"), "--device-map", "cpu"});
   EXPECT_NE(well.out.find(std::to_string(tensors.size()) + " tensors, all finite"), std::string::npos) << well.out;
   auto arguments = edit_on("cpu", "run");
   std::ranges::replace(arguments, path("model"), path("sick"));
@@ -147,8 +141,8 @@ TEST_F(SplitProgram, WeightsThatAreNotFiniteAreNamed) {
 // What a stranger runs first on a new machine: no model. One device has little memory left; the rest is told all the
 // same.
 TEST_F(SplitProgram, TheWholeMachineIsChecked) {
-  const auto text = expect_ok("emend", {"doctor", "--full", "--device-map", "sim:3", "--quiet", "--max-memory",
-                                        "sim:0=1GiB,sim:1=1GiB,sim:2=7MiB"})
+  const auto text = must_run("emend", {"doctor", "--full", "--device-map", "sim:3", "--quiet", "--max-memory",
+                                       "sim:0=1GiB,sim:1=1GiB,sim:2=7MiB"})
                         .out;
   for (const char* part :
        {"ok  copies: 12 of 12 arrive whole", "ok  edits on the CPU: 9 of 9", "on one device: 27 of 27",
@@ -156,7 +150,7 @@ TEST_F(SplitProgram, TheWholeMachineIsChecked) {
         "GFLOP/s", "skipped  time: attention, float32: ", "out of memory on sim:2"})
     EXPECT_NE(text.find(part), std::string::npos) << part << text;
   const auto document =
-      nlohmann::json::parse(expect_ok("emend", {"doctor", "--full", "--device-map", "sim:2", "--json", "--quiet"}).out);
+      nlohmann::json::parse(must_run("emend", {"doctor", "--full", "--device-map", "sim:2", "--json", "--quiet"}).out);
   EXPECT_EQ(document["ok"], true);
   EXPECT_EQ(document["devices"].size(), 3U);
   EXPECT_GT(document["timings"].size(), 20U);
@@ -195,11 +189,10 @@ TEST_F(SplitProgram, TheProofKitIsSmallAndRuns) {
   Dl_info info{};
   ASSERT_NE(dladdr(reinterpret_cast<const void*>(&at::globalContext), &info), 0);
   const auto libtorch = std::filesystem::path(info.dli_fname).parent_path().parent_path().string();
-  expect_ok("/usr/bin/env", {"python3", EMEND_SOURCE_DIR "/tools/gpu-proof", "pack", kit, "--build", EMEND_BINARY_DIR});
+  must_run("/usr/bin/env", {"python3", EMEND_SOURCE_DIR "/tools/gpu-proof", "pack", kit, "--build", EMEND_BINARY_DIR});
   EXPECT_LT(std::filesystem::file_size(kit), 60U << 20);
-  expect_ok("/usr/bin/env", {"python3", "-m", "tarfile", "-e", kit, path(".")});
-  expect_ok("/usr/bin/env",
-            {"python3", path("emend-proof/run-proof"), "--small", "--out", out, "--libtorch", libtorch});
+  must_run("/usr/bin/env", {"python3", "-m", "tarfile", "-e", kit, path(".")});
+  must_run("/usr/bin/env", {"python3", path("emend-proof/run-proof"), "--small", "--out", out, "--libtorch", libtorch});
   const auto proof = nlohmann::json::parse(read_file(out + "/proof.json"));
   EXPECT_EQ(proof["ok"], true);
   EXPECT_EQ(proof["complete"], true);
@@ -217,7 +210,7 @@ TEST_F(SplitProgram, TheProofKitIsSmallAndRuns) {
 TEST_F(SplitProgram, AMachineThatIsNotHereIsPlanned) {
   const auto plan = [&](std::vector<std::string> more) {
     more.insert(more.begin(), {"plan", "--model", path("model"), "--simulate", "4x24GiB", "--json", "--quiet"});
-    return nlohmann::json::parse(expect_ok("emend", more).out);
+    return nlohmann::json::parse(must_run("emend", more).out);
   };
   const auto two = plan({"--device-map", "sim:2", "--layers", "2,0"});
   EXPECT_EQ(two["devices"].size(), 2U) << two;
@@ -268,23 +261,20 @@ TEST_F(SplitProgram, WorkThatDoesNotFitIsRefusedBeforeLoading) {
       edit_on("sim:1", "run", {"--editor", "ike", "--hparams", path("ike.yaml"), "--max-memory", "sim:0=1000KiB"}), 5,
       {"plan: the collapse guard's probe prompts: sim:0 needs", "--max-memory sim:0="});
   // With room, the same run goes through, and the weights are those of one device.
-  (void)expect_ok("memit_edit", edit_on("sim:2", "wide", {"--max-memory", "sim:0=20MiB,sim:1=20MiB"}));
-  (void)expect_ok("memit_edit", edit_on("cpu", "one"));
+  must_run("memit_edit", edit_on("sim:2", "wide", {"--max-memory", "sim:0=20MiB,sim:1=20MiB"}));
+  must_run("memit_edit", edit_on("cpu", "one"));
   EXPECT_LE(pack_difference("one", "wide"), 1e-6);
 }
 
 TEST_F(SplitProgram, LayersInHostMemoryComputeThere) {
   write_file(folder_ / "half.json", R"({"model.embed_tokens": "sim:0", "model.layers.0": "sim:0",
  "model.layers.1": "cpu", "model.layers.2": "cpu", "model.layers.3": "sim:0", "model.norm": "sim:0", "lm_head": "sim:0"})");
-  (void)expect_ok("memit_edit", edit_on("cpu", "one", {"--cache", path("cache-one")}));
-  (void)expect_ok("memit_edit", edit_on("sim:1", "whole", {"--cache", path("cache-whole")}));
-  (void)expect_ok("memit_edit", edit_on(path("half.json"), "half", {"--cache", path("cache-half")}));
+  must_run("memit_edit", edit_on("cpu", "one", {"--cache", path("cache-one")}));
+  must_run("memit_edit", edit_on("sim:1", "whole", {"--cache", path("cache-whole")}));
+  must_run("memit_edit", edit_on(path("half.json"), "half", {"--cache", path("cache-half")}));
   EXPECT_EQ(pack_difference("one", "half"), 0);
-  const auto read = [&](const std::string& run) {
-    return nlohmann::json::parse(read_file(folder_ / run / "results.json"));
-  };
-  const auto whole = read("whole"), half = read("half");
-  EXPECT_EQ(half["metrics"], read("one")["metrics"]);
+  const auto whole = results("whole"), half = results("half");
+  EXPECT_EQ(half["metrics"], results("one")["metrics"]);
   EXPECT_EQ(half["device_map"]["model.layers.1"], "cpu");
   EXPECT_LT(half["peak_bytes"]["sim:0"], whole["peak_bytes"]["sim:0"]);
   int64_t hidden = 0;
@@ -297,8 +287,8 @@ TEST_F(SplitProgram, LayersInHostMemoryComputeThere) {
             << half["peak_bytes"]["sim:0"] << " bytes at most on the device, " << whole["peak_bytes"]["sim:0"]
             << " with all layers there\n";
   for (const std::string map : {"cpu", "half.json"}) {
-    const auto text = expect_ok("emend", {"generate", "--model", path("model"), "--prompt", "The tower", "--device-map",
-                                          map == "cpu" ? map : path(map), "--max-new-tokens", "64", "--ignore-eos"});
+    const auto text = must_run("emend", {"generate", "--model", path("model"), "--prompt", "The tower", "--device-map",
+                                         map == "cpu" ? map : path(map), "--max-new-tokens", "64", "--ignore-eos"});
     if (map == "cpu") write_file(folder_ / "text", text.out);
     EXPECT_EQ(text.out, read_file(folder_ / "text"));
   }
@@ -319,7 +309,7 @@ TEST_F(SplitProgram, SplittingCostsLessThanTwiceTheTime) {
   const auto cost = [&](const std::string& map, const std::string& out, std::vector<std::string> more) {
     const double before = seconds_of_children();
     more.insert(more.end(), {"--cache", path("cache-" + out)});
-    (void)expect_ok("memit_edit", edit_on(map, out, more));
+    must_run("memit_edit", edit_on(map, out, more));
     return seconds_of_children() - before;
   };
   double one = 1e9, three = 1e9;

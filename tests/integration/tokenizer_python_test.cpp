@@ -140,8 +140,7 @@ TEST(TokenizerPython, SavedSentencePieceVocabulary) {
   add("<unk>", 0, 2);
   add("<s>", 0, 3);
   add("</s>", 0, 3);
-  constexpr const char* kDigits = "0123456789ABCDEF";
-  for (int byte = 0; byte < 256; ++byte) add(std::string("<0x") + kDigits[byte >> 4] + kDigits[byte & 15] + ">", 0, 6);
+  for (int byte = 0; byte < 256; ++byte) add(formatted("<0x%02X>", byte), 0, 6);
   float score = 0;
   for (const char* piece :
        {"▁t", "he", "▁the", "ll", "▁▁", "ab", "Hello", "lo", "el", "Hel", "▁", "t", "h", "e", "l", "a", "b", "H", "o"})

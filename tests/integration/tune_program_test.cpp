@@ -54,8 +54,7 @@ TEST_F(TuneProgramTest, FiftyStepsOnTwoDevicesEqualOne) {
 
 TEST_F(TuneProgramTest, PeftReadsTheAdapter) {
   EMEND_NEEDS_PYTHON();
-  const auto tuned = run_program("emend", tune("run", {"--merge"}));
-  ASSERT_EQ(tuned.status, 0) << tuned.err;
+  must_run("emend", tune("run", {"--merge"}));
   write_file(folder_ / "check.py", R"(
 import sys, torch
 from transformers import AutoModelForCausalLM
@@ -76,7 +75,7 @@ assert (adapted - before).abs().max() > 1e-2, "the adapter changes nothing"
 
 // The merge is of the file's weights, whatever was computed in, and can be taken back.
 TEST_F(TuneProgramTest, AMergeKeepsWhatWasLearntAndTheLedger) {
-  ASSERT_EQ(run_program("emend", tune("run", {"--merge", "--dtype", "bfloat16"})).status, 0);
+  must_run("emend", tune("run", {"--merge", "--dtype", "bfloat16"}));
   const SafetensorsFile adapter(folder_ / "run" / "adapter" / "adapter_model.safetensors");
   const auto base = models::open_checkpoint(path("model")), merged = models::open_checkpoint(path("run/model"));
   int changed = 0;
@@ -93,7 +92,7 @@ TEST_F(TuneProgramTest, AMergeKeepsWhatWasLearntAndTheLedger) {
         << info.name;
   }
   EXPECT_EQ(changed, 8);
-  ASSERT_EQ(run_program("emend", {"revert", "--all", "--model", path("run/model"), "--quiet"}).status, 0);
+  must_run("emend", {"revert", "--all", "--model", path("run/model"), "--quiet"});
   EXPECT_TRUE(model_bytes("run/model") == model_bytes());
 }
 

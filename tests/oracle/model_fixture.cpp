@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
+#include <emend/core/mapped.h>
 #include <emend/core/safetensors.h>
 #include <emend/devices/route.h>
 #include <emend/hooks/hook_session.h>
@@ -170,24 +171,17 @@ class FixtureRun {
       misfit(name + ".output_ids", wanted_ids, "the input and a new token for each step of " + name + ".step_logits");
     TokenBatch batch = TokenBatch::from_padded(ids, mask, positions);
     KvCache cache(model_.n_layers(), width);
-    std::vector<int64_t> next_position;
-    for (int64_t r = 0; r < batch.rows(); ++r) next_position.push_back(batch.positions()[batch.token(r, -1)] + 1);
+    auto next_position = mapped(batch.last_tokens(), [&](int64_t token) { return batch.positions()[token] + 1; });
     std::vector<at::Tensor> chosen{ids}, logits;
     for (int64_t step = 0; step < steps; ++step) {
-      ForwardOptions options;
-      options.cache = &cache;
-      options.logit_tokens.emplace();
-      for (int64_t r = 0; r < batch.rows(); ++r) options.logit_tokens->push_back(batch.token(r, -1));
+      const ForwardOptions options{.cache = &cache, .logit_tokens = batch.last_tokens()};
       logits.push_back(devices::to_host(model_.forward(batch, options).logits));
       const at::Tensor best = logits.back().argmax(-1);
       chosen.push_back(best.unsqueeze(1));
-      std::vector<std::vector<int64_t>> rows, at_positions, at_columns;
-      for (int64_t r = 0; r < batch.rows(); ++r) {
-        rows.push_back({best[r].item<int64_t>()});
-        at_positions.push_back({next_position[r]++});
-        at_columns.push_back({width + step});
-      }
-      batch = TokenBatch::with_positions(rows, at_positions, at_columns);
+      std::vector<std::vector<int64_t>> rows;
+      for (int64_t r = 0; r < batch.rows(); ++r) rows.push_back({best[r].item<int64_t>()});
+      batch = TokenBatch::continuing(rows, next_position, std::vector<int64_t>(rows.size(), width + step));
+      for (int64_t& position : next_position) ++position;
     }
     const at::Tensor got_ids = at::cat(chosen, 1);
     equal_ = equal_ && at::equal(got_ids, wanted_ids);

@@ -59,6 +59,17 @@ class GgufLlamaCpp : public ::testing::TestWithParam<std::string> {
     report_ = write_gguf(*open_checkpoint(fixture_.string()), path_, {.type = GgmlType::kF32, .keep_config = false});
   }
   const nlohmann::json& entry() const { return record()["fixtures"][GetParam()]; }
+  // Largest difference between the logits of a file and the recorded ones.
+  double difference(const std::filesystem::path& file) const {
+    const Model model = load_model(open_gguf_checkpoint(file));
+    const SafetensorsFile expected(fixture_ / "expected.safetensors");
+    const auto batch =
+        TokenBatch::from_padded(expected.tensor("right.input_ids"), expected.tensor("right.attention_mask"));
+    const at::NoGradGuard no_grad;
+    const at::Tensor logits = batch.unpack(model.forward(batch).logits);
+    const at::Tensor mask = expected.tensor("right.attention_mask").to(at::kBool);
+    return (logits.index({mask}) - expected.tensor("right.logits").index({mask})).abs().max().item<double>();
+  }
 
   TemporaryFolder folder_{"gguf_llama_cpp_" + GetParam()};
   std::filesystem::path path_ = folder_ / "ours.gguf", fixture_;
@@ -126,24 +137,11 @@ TEST_P(GgufLlamaCpp, ItsFilesGiveTheRecordedLogits) {
     else
       metadata.set_text(key, value.get<std::string>());
   }
-  const GgufFile file(path_);
-  std::vector<testing::NamedTensor> tensors;
-  for (const GgufTensor& tensor : file.tensors())
-    tensors.push_back(
-        {tensor.name, at::from_blob(const_cast<std::byte*>(file.data(tensor)), tensor.shape, at::kFloat)});
   const auto theirs = folder_ / "theirs.gguf";
-  testing::write_gguf_file(theirs, metadata, tensors);
+  testing::write_gguf_file(theirs, metadata, testing::gguf_contents(path_).second);
   if (GetParam() == "glm4_chat") return;  // its metadata contradict its tensors: heads of 8 in a hidden size of 32
 
-  const Model model = load_model(open_gguf_checkpoint(theirs));
-  const SafetensorsFile expected(fixture_ / "expected.safetensors");
-  const auto batch =
-      TokenBatch::from_padded(expected.tensor("right.input_ids"), expected.tensor("right.attention_mask"));
-  const at::NoGradGuard no_grad;
-  const at::Tensor logits = batch.unpack(model.forward(batch).logits);
-  const at::Tensor mask = expected.tensor("right.attention_mask").to(at::kBool);
-  const double difference =
-      (logits.index({mask}) - expected.tensor("right.logits").index({mask})).abs().max().item<double>();
+  const double difference = this->difference(theirs);
   const auto lost = kLost.find(GetParam());
   std::cout << "[ figure   ] " << GetParam() << ": largest difference " << difference
             << (lost == kLost.end() ? "" : " (the file does not hold: " + lost->second + ")") << "\n";
@@ -155,15 +153,7 @@ TEST_P(GgufLlamaCpp, ItsFilesGiveTheRecordedLogits) {
 // With the original configuration kept in the file nothing is lost.
 TEST_P(GgufLlamaCpp, OurFilesGiveTheRecordedLogits) {
   (void)write_gguf(*open_checkpoint(fixture_.string()), path_, {.type = GgmlType::kF32});
-  const Model model = load_model(open_gguf_checkpoint(path_));
-  const SafetensorsFile expected(fixture_ / "expected.safetensors");
-  const auto batch =
-      TokenBatch::from_padded(expected.tensor("right.input_ids"), expected.tensor("right.attention_mask"));
-  const at::NoGradGuard no_grad;
-  const at::Tensor mask = expected.tensor("right.attention_mask").to(at::kBool);
-  const at::Tensor logits = batch.unpack(model.forward(batch).logits);
-  EXPECT_LE((logits.index({mask}) - expected.tensor("right.logits").index({mask})).abs().max().item<double>(),
-            kTolerance);
+  EXPECT_LE(difference(path_), kTolerance);
 }
 
 INSTANTIATE_TEST_SUITE_P(Fixtures, GgufLlamaCpp, ::testing::ValuesIn(names()),

@@ -61,9 +61,7 @@ TEST_P(ModelFixture, EqualsTheReference) {
 }
 
 TEST_P(ModelFixture, EqualsTheReferenceOnThreeDevices) {
-  LoadOptions options;
-  options.place = testing::spread_plan;
-  const nlohmann::json result = eval_fixture(GetParam(), options);
+  const nlohmann::json result = eval_fixture(GetParam(), {.place = testing::spread_plan});
   (void)expect_recorded(GetParam(), result);
   EXPECT_TRUE(result["missing"].empty()) << result["missing"];
   EXPECT_TRUE(result["generation_equal"].get<bool>());
@@ -72,8 +70,7 @@ TEST_P(ModelFixture, EqualsTheReferenceOnThreeDevices) {
 // What every family must do, on the model of the folder: sites, packing, restarts, caches, orientation, module names.
 TEST_P(ModelFixture, ConformsOnOneDeviceAndOnThree) {
   for (const bool split : {false, true}) {
-    LoadOptions options;
-    options.tokenizer = false;
+    LoadOptions options{.tokenizer = false};
     if (split) options.place = testing::spread_plan;
     testing::FamilySuite suite(load_model(GetParam(), options));
     suite.every_site_fires();

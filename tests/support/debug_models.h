@@ -6,6 +6,7 @@
 #include <emend/models/checkpoint.h>
 #include <emend/models/family.h>
 #include <emend/models/model.h>
+#include <gtest/gtest.h>
 
 #include <string>
 #include <vector>
@@ -41,6 +42,9 @@ inline std::vector<FamilyFlavour> all_flavours() {
   for (const auto& spec : models::all_families())
     for (const auto& debug : spec.debug) all.push_back({spec.name, debug.name});
   return all;
+}
+inline std::string flavour_name(const ::testing::TestParamInfo<FamilyFlavour>& info) {
+  return info.param.family + "_" + info.param.flavour;
 }
 
 }  // namespace emend::testing

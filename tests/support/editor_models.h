@@ -6,7 +6,7 @@
 #include <ATen/Parallel.h>
 #include <emend/core/atomic_file.h>
 #include <emend/datasets/fact.h>
-#include <emend/editors/editor.h>
+#include <emend/editors/registry.h>
 #include <emend/editors/steps/statistics.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
@@ -27,14 +27,12 @@ namespace emend::testing {
 inline const bool kSingleThread = (at::set_num_threads(1), true);
 
 /// A checkpoint with the byte-level tokenizer; with `bos`, every text begins with "<|end|>".
-class ByteCheckpoint final : public ForwardingCheckpoint {
- public:
-  ByteCheckpoint(std::shared_ptr<const models::Checkpoint> inner, bool bos)
-      : ForwardingCheckpoint(std::move(inner)), bos_(bos) {}
-  [[nodiscard]] std::unique_ptr<models::Tokenizer> load_tokenizer() const override {
-    const TemporaryFolder folder(bos_ ? "tokenizer-bos" : "tokenizer");
+inline std::shared_ptr<const models::Checkpoint> byte_checkpoint(std::shared_ptr<const models::Checkpoint> inner,
+                                                                 bool bos = false) {
+  const auto make = [bos] {
+    const TemporaryFolder folder(bos ? "tokenizer-bos" : "tokenizer");
     nlohmann::json tokenizer = byte_tokenizer();
-    if (bos_) {
+    if (bos) {
       tokenizer["post_processor"] = {
           {"type", "TemplateProcessing"},
           {"single",
@@ -46,11 +44,9 @@ class ByteCheckpoint final : public ForwardingCheckpoint {
     write_file(folder.path() / "tokenizer_config.json",
                R"({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>", "bos_token": "<|end|>"})");
     return models::load_tokenizer(folder.path());
-  }
-
- private:
-  bool bos_;
-};
+  };
+  return std::make_shared<ForwardingCheckpoint>(std::move(inner), make);
+}
 
 struct TinyOptions {
   std::string family = "llama";  ///< "llama" or "gpt2"
@@ -72,11 +68,8 @@ inline models::Model tiny_model(const TinyOptions& options = {}) {
     config = {{"model_type", "gpt2"}, {"n_embd", 32},       {"n_layer", 4},       {"n_head", 4},
               {"n_inner", 48},        {"vocab_size", 257},  {"n_positions", 256}, {"n_ctx", 256},
               {"eos_token_id", 256},  {"bos_token_id", 256}};
-  models::LoadOptions load;
-  load.dtype = options.dtype;
-  load.place = options.place;
-  return models::load_model(
-      std::make_shared<ByteCheckpoint>(models::random_checkpoint(config, options.seed), options.bos), load);
+  return models::load_model(byte_checkpoint(models::random_checkpoint(config, options.seed), options.bos),
+                            {.dtype = options.dtype, .place = options.place});
 }
 
 /// A debug flavour of a family with the byte-level tokenizer's 257 tokens.
@@ -87,9 +80,7 @@ inline models::Model flavour_model(
   for (const auto& key : models::family_named(flavour.family).keys.vocab)
     if (config.contains(key)) config[key] = 257;
   config["eos_token_id"] = 256;
-  models::LoadOptions options;
-  options.place = place;
-  return models::load_model(std::make_shared<ByteCheckpoint>(models::random_checkpoint(config, seed), false), options);
+  return models::load_model(byte_checkpoint(models::random_checkpoint(config, seed)), {.place = place});
 }
 
 inline datasets::Fact make_fact(int64_t case_id, const std::string& prompt, const std::string& subject,
@@ -135,6 +126,26 @@ inline editors::FixedStatistics tiny_statistics(const models::Model& model) {
         layer, editors::SecondMoment(random_spd(model.edit_site(layer).in_features, 100 + static_cast<uint64_t>(layer)),
                                      1000));
   return editors::FixedStatistics(std::move(moments));
+}
+
+/// A tiny model with what its edits are given.
+struct TinyEdit {
+  explicit TinyEdit(const TinyOptions& options = {}) : model(tiny_model(options)), statistics(tiny_statistics(model)) {
+    context.contexts = tiny_contexts();
+    context.statistics = &statistics;
+  }
+  TinyEdit(const TinyEdit&) = delete;
+  TinyEdit& operator=(const TinyEdit&) = delete;
+
+  models::Model model;
+  editors::FixedStatistics statistics;
+  editors::EditContext context;
+};
+
+/// An editor with hyper-parameters as a file has them.
+inline std::unique_ptr<editors::Editor> tiny_editor(const std::string& name, const std::string& yaml,
+                                                    const models::Model& model) {
+  return editors::make_editor(name, hparams::parse_hparams(yaml, "test.yaml"), model);
 }
 
 /// All bytes of all weights.

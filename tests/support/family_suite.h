@@ -144,9 +144,7 @@ class FamilySuite {
     for (const bool append : {false, true}) {
       models::KvCache cache(model_.n_layers());
       fill(cache, rows, {0, 0}, first);
-      models::ForwardOptions options;
-      options.cache = &cache;
-      options.append = append;
+      const models::ForwardOptions options{.cache = &cache, .append = append};
       for (const auto& [ref, value] : captures(piece(rows, first, all), options)) {
         if (ref.site == Site::kAttnScores) continue;  // infinite where hidden; the pattern says the same
         const at::Tensor wanted = whole.at(ref).index_select(0, at::tensor(places, at::kLong));
@@ -174,14 +172,12 @@ class FamilySuite {
     const at::NoGradGuard no_grad;
     const at::Tensor whole = logits(batch());
     for (int l = 0; l <= model_.n_layers(); ++l) {
-      models::ForwardOptions below;
-      below.end_layer = l;
-      const auto stopped = model_.forward(batch(), below);
+      const auto stopped = model_.forward(batch(), {.end_layer = l});
       EXPECT_EQ(stopped.logits.defined(), l == model_.n_layers());
-      models::ForwardOptions above;
-      above.first_layer = l;
-      above.hidden = stopped.hidden;
-      above.logit_tokens = std::vector<int64_t>{batch().token(2, -1), batch().token(0, 1)};
+      const models::ForwardOptions above{
+          .first_layer = l,
+          .hidden = stopped.hidden,
+          .logit_tokens = std::vector<int64_t>{batch().token(2, -1), batch().token(0, 1)}};
       const at::Tensor two = devices::to_host(model_.forward(batch(), above).logits);
       EXPECT_LE((two[0] - whole[batch().token(2, -1)]).abs().max().item<double>(), tolerance) << l;
       EXPECT_LE((two[1] - whole[batch().token(0, 1)]).abs().max().item<double>(), tolerance) << l;
@@ -194,9 +190,7 @@ class FamilySuite {
     const std::vector<int64_t> first = {3, 2, 3}, second = {5, 3, 4};
     const auto full = models::TokenBatch::from_rows(rows);
     const int layer = model_.n_layers() / 2;
-    models::ForwardOptions from_layer;
-    from_layer.first_layer = layer;
-    from_layer.hidden = hidden_at(full, layer).requires_grad_(true);
+    models::ForwardOptions from_layer{.first_layer = layer, .hidden = hidden_at(full, layer).requires_grad_(true)};
     const at::Tensor whole = devices::to_host(model_.forward(full, from_layer).logits);
     const at::Tensor weights = at::sin(at::arange(whole.numel(), whole.options())).view_as(whole);
 
@@ -213,11 +207,11 @@ class FamilySuite {
       for (int64_t k = second[r]; k < static_cast<int64_t>(rows[r].size()); ++k) places.push_back(full.token(r, k));
     const at::Tensor index =
         devices::route_like(at::tensor(places, at::kLong), from_layer.hidden, devices::Purpose::kOther);
-    models::ForwardOptions with_cache;
-    with_cache.first_layer = layer;
-    with_cache.hidden = from_layer.hidden.detach().index_select(0, index).requires_grad_(true);
-    with_cache.cache = &cache;
-    with_cache.append = false;
+    const models::ForwardOptions with_cache{
+        .first_layer = layer,
+        .hidden = from_layer.hidden.detach().index_select(0, index).requires_grad_(true),
+        .cache = &cache,
+        .append = false};
     const at::Tensor part = devices::to_host(model_.forward(rest, with_cache).logits);
     const at::Tensor wanted = whole.index_select(0, at::tensor(places, at::kLong));
     EXPECT_LE((part - wanted).abs().max().item<double>(), tolerance);
@@ -298,10 +292,7 @@ class FamilySuite {
   }
 
   static models::Model make(const FamilyFlavour& flavour, const Place& place, at::ScalarType dtype) {
-    models::LoadOptions options;
-    options.dtype = dtype;
-    options.place = place;
-    return debug_model(flavour.family, 11, flavour.flavour, options);
+    return debug_model(flavour.family, 11, flavour.flavour, {.dtype = dtype, .place = place});
   }
 
   // Ids that the model's vocabulary has.
@@ -326,9 +317,7 @@ class FamilySuite {
 
   at::Tensor hidden_at(const models::TokenBatch& tokens, int layer) {
     const at::NoGradGuard no_grad;
-    models::ForwardOptions options;
-    options.end_layer = layer;
-    return model_.forward(tokens, options).hidden.detach().clone();
+    return model_.forward(tokens, {.end_layer = layer}).hidden.detach().clone();
   }
 
   // Tokens begins[r] … ends[r]-1 of each row.
@@ -347,9 +336,7 @@ class FamilySuite {
 
   void fill(models::KvCache& cache, const Rows& rows, const std::vector<int64_t>& begins,
             const std::vector<int64_t>& ends) {
-    models::ForwardOptions options;
-    options.cache = &cache;
-    (void)model_.forward(piece(rows, begins, ends), options);
+    (void)model_.forward(piece(rows, begins, ends), {.cache = &cache});
   }
 
   std::pair<at::Tensor, at::Tensor> keys_and_values(int layer) {
@@ -365,9 +352,5 @@ class FamilySuite {
   models::Model model_;
   bool dense_;
 };
-
-inline std::string flavour_name(const ::testing::TestParamInfo<FamilyFlavour>& info) {
-  return info.param.family + "_" + info.param.flavour;
-}
 
 }  // namespace emend::testing

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <emend/core/atomic_file.h>
 #include <emend/models/gguf/detail/gguf_container.h>
+#include <gtest/gtest.h>
 
 #include <filesystem>
 #include <string>
@@ -27,6 +28,19 @@ inline void write_gguf_file(const std::filesystem::path& path, const models::Ggu
     outputs.push_back({tensor.name, tensor.type, tensor.values.sizes().vec(),
                        [tensor] { return models::detail::encode(tensor.values, tensor.type, tensor.name); }});
   models::detail::write_container(path, metadata, alignment, outputs);
+}
+
+/// Metadata and tensors of a file whose tensors are all F32.
+inline std::pair<models::GgufMetadata, std::vector<NamedTensor>> gguf_contents(const std::filesystem::path& path) {
+  const models::GgufFile file(path);
+  models::GgufMetadata metadata;
+  for (const auto& key : file.keys()) metadata.copy(key, *file.find(key));
+  std::vector<NamedTensor> tensors;
+  for (const models::GgufTensor& tensor : file.tensors()) {
+    EXPECT_EQ(tensor.type, models::GgmlType::kF32) << tensor.name;
+    tensors.push_back({tensor.name, at::from_blob(const_cast<std::byte*>(file.data(tensor)), tensor.shape).clone()});
+  }
+  return {std::move(metadata), std::move(tensors)};
 }
 
 /// A one-layer Llama with 2 heads of 4 and random weights: metadata and tensors, to be spoiled at will.

@@ -2,12 +2,12 @@
 #pragma once
 
 #include <ATen/ATen.h>
-#include <emend/core/error.h>
 #include <gtest/gtest.h>
 
 #include <functional>
 #include <string>
 
+#include "support/error_of.h"
 #include "support/simulated.h"
 
 namespace emend::testing {
@@ -20,19 +20,6 @@ inline void expect_mix_refused(const std::function<void()>& mix) {
   } catch (const c10::Error& error) {
     const std::string text = error.what_without_backtrace();
     EXPECT_NE(text.find("same device"), std::string::npos) << text;
-  }
-}
-
-/// An Error of this class whose text has all the words.
-inline void expect_error(ErrorClass error_class, const std::vector<std::string>& words,
-                         const std::function<void()>& call) {
-  try {
-    call();
-    FAIL() << "went through";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.error_class(), error_class) << error.what();
-    for (const auto& word : words)
-      EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << "no \"" << word << "\" in " << error.what();
   }
 }
 

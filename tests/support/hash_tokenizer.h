@@ -53,29 +53,18 @@ class HashTokenizer final : public models::Tokenizer {
 };
 
 /// A checkpoint of random weights that has a HashTokenizer.
-class HashedCheckpoint final : public ForwardingCheckpoint {
- public:
-  HashedCheckpoint(std::shared_ptr<const models::Checkpoint> inner, int64_t vocabulary, bool bos)
-      : ForwardingCheckpoint(std::move(inner)), vocabulary_(vocabulary), bos_(bos) {}
-  [[nodiscard]] std::unique_ptr<models::Tokenizer> load_tokenizer() const override {
-    return std::make_unique<HashTokenizer>(vocabulary_, bos_);
-  }
-
- private:
-  int64_t vocabulary_;
-  bool bos_;
-};
+inline std::shared_ptr<const models::Checkpoint> hashed_checkpoint(std::shared_ptr<const models::Checkpoint> inner,
+                                                                   bool bos = false) {
+  const int64_t vocabulary = models::parse_config(inner->config(), "hashed").vocab_size;
+  return std::make_shared<ForwardingCheckpoint>(
+      std::move(inner), [vocabulary, bos] { return std::make_unique<HashTokenizer>(vocabulary, bos); });
+}
 
 /// A random model of a family's debug flavour with such a tokenizer.
 inline models::Model worded_model(const FamilyFlavour& flavour, bool bos = false, at::ScalarType dtype = at::kDouble,
                                   uint64_t seed = 1) {
-  const auto config = debug_config(flavour.family, flavour.flavour);
-  const auto plain = models::random_checkpoint(config, seed);
-  models::LoadOptions bare;
-  const int64_t vocabulary = models::load_model(plain, bare).vocab_size();
-  models::LoadOptions options;
-  options.dtype = dtype;
-  return models::load_model(std::make_shared<HashedCheckpoint>(plain, vocabulary, bos), options);
+  const auto plain = models::random_checkpoint(debug_config(flavour.family, flavour.flavour), seed);
+  return models::load_model(hashed_checkpoint(plain, bos), {.dtype = dtype});
 }
 
 }  // namespace emend::testing

@@ -119,11 +119,9 @@ inline PlacedShape placed_shape(const models::ModelConfig& config) {
 /// A model of the configuration where `plan` says; without a plan on the host. The same weights every time.
 inline models::Model placed_model(const nlohmann::json& config, const devices::PlacementPlan* plan = nullptr,
                                   at::ScalarType dtype = at::kFloat) {
-  models::LoadOptions options;
-  options.dtype = dtype;
+  models::LoadOptions options{.dtype = dtype};
   if (plan) options.place = [plan](const models::ModelConfig&, const models::Checkpoint&) { return *plan; };
-  return models::load_model(
-      std::make_shared<HashedCheckpoint>(models::random_checkpoint(config, 17), 257, /*bos=*/false), options);
+  return models::load_model(hashed_checkpoint(models::random_checkpoint(config, 17)), options);
 }
 
 inline models::TokenBatch placed_batch() {
@@ -150,9 +148,7 @@ inline std::pair<at::Tensor, at::Tensor> logits_and_delta_gradient(const models:
 }
 
 inline std::vector<std::vector<int64_t>> generate_some(const models::Model& model, int64_t tokens) {
-  models::GenerateOptions options;
-  options.max_new_tokens = tokens;
-  return models::generate(model, {{3, 17, 240, 2, 9}, {8, 11}}, options);
+  return models::generate(model, {{3, 17, 240, 2, 9}, {8, 11}}, {.max_new_tokens = tokens});
 }
 
 inline constexpr int kRandomMaps = 6;

@@ -23,11 +23,11 @@ inline std::string to_string(Launcher launcher) {
   return launcher == Launcher::kMpirun ? "mpirun" : "variables";
 }
 
-/// The absolute path of mpirun, or nothing.
-inline std::string mpirun_path() {
+/// The absolute path of a program on PATH, or nothing.
+inline std::string path_of(const std::string& program) {
   std::istringstream folders(std::getenv("PATH") ? std::getenv("PATH") : "");
   for (std::string folder; std::getline(folders, folder, ':');)
-    if (const auto path = std::filesystem::path(folder) / "mpirun"; ::access(path.c_str(), X_OK) == 0)
+    if (const auto path = std::filesystem::path(folder) / program; ::access(path.c_str(), X_OK) == 0)
       return path.string();
   return {};
 }
@@ -64,7 +64,7 @@ inline std::vector<ProgramResult> run_processes(Launcher launcher, int count, co
     std::vector<std::string> all = {"--allow-run-as-root", "--oversubscribe", "-n", std::to_string(count),
                                     program_path(name).string()};
     all.insert(all.end(), arguments.begin(), arguments.end());
-    return {run_program(mpirun_path(), all, options.program)};
+    return {run_program(path_of("mpirun"), all, options.program)};
   }
   std::vector<ProgramResult> results(static_cast<size_t>(count));
   std::vector<std::thread> threads;

@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -124,6 +125,16 @@ inline ProgramResult run_program(const std::string& name, const std::vector<std:
   result.peak_bytes = usage.ru_maxrss * 1024;
   result.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   return result;
+}
+
+/// The same of one that ends well. Throws std::runtime_error with what it said, which fails a test, if it does not.
+inline ProgramResult must_run(const std::string& name, const std::vector<std::string>& arguments,
+                              const ProgramOptions& options = {}) {
+  auto result = run_program(name, arguments, options);
+  if (result.status == 0) return result;
+  std::string words = name;
+  for (const auto& argument : arguments) words += " " + argument;
+  throw std::runtime_error(words + " ended with " + std::to_string(result.status) + ": " + result.err);
 }
 
 }  // namespace emend::testing

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,21 @@ class ProgramTest : public ::testing::Test {
       text += "Paragraph " + std::to_string(i * 37) + " speaks of towers, rivers and " + std::string(1 + i % 7, 'x') +
               " things.\n\n";
     return text;
+  }
+  /// Five facts with a paraphrase and a neighbour each, and a folder "health" with a task and text.
+  void write_cities(const std::string& file) const {
+    std::string facts;
+    for (const char* subject : {"Oslo", "Paris", "Cairo", "Lima", "Quito"})
+      facts += "{\"prompt\": \"{} is twinned with\", \"subject\": \"" + std::string(subject) +
+               "\", \"target_new\": \"Rome\", \"target_true\": \"Bern\", \"paraphrase_prompts\": [\"The twin of " +
+               subject + " is\"], \"neighborhood_prompts\": [\"Vienna is twinned with\"]}\n";
+    write_file(folder_ / file, facts);
+    std::filesystem::create_directories(folder_ / "health");
+    write_file(folder_ / "health" / "lambada.jsonl", "{\"text\": \"the river runs to the sea\"}\n");
+    write_file(folder_ / "health" / "wikitext.txt", corpus());
+  }
+  [[nodiscard]] nlohmann::json results(const std::string& run = "run") const {
+    return nlohmann::json::parse(read_file(folder_ / run / "results.json"));
   }
   [[nodiscard]] std::string path(const std::string& name) const { return (folder_ / name).string(); }
   [[nodiscard]] std::vector<std::string> edit(std::vector<std::string> more) const {

@@ -1,4 +1,4 @@
-// A placement over three simulated devices that crosses a border wherever it can.
+// Placements over several devices, for LoadOptions::place.
 #pragma once
 
 #include <emend/models/checkpoint.h>
@@ -18,6 +18,18 @@ inline devices::PlacementPlan spread_plan(const models::ModelConfig& config, con
   plan.head = sim(2);
   plan.tied_copy = config.tied_head;
   return plan;
+}
+
+/// The embedding on the first of these devices, the layers over all of them in equal runs, the head on the last.
+inline auto over_devices(std::vector<c10::Device> all) {
+  return [all = std::move(all)](const models::ModelConfig& config, const models::Checkpoint&) {
+    auto plan = devices::PlacementPlan::single(all.front(), config.n_layers);
+    for (int64_t l = 0; l < config.n_layers; ++l)
+      plan.layers[static_cast<size_t>(l)] = all[static_cast<size_t>(l * std::ssize(all) / config.n_layers)];
+    plan.final_norm = plan.head = all.back();
+    plan.tied_copy = config.tied_head && plan.head != plan.embedding;
+    return plan;
+  };
 }
 
 }  // namespace emend::testing

@@ -71,4 +71,17 @@ inline void expect_equal_targets(const std::vector<editors::Target>& got, const 
   }
 }
 
+/// Of all problems at once and in batches of so many. Returns the reference's.
+inline std::vector<editors::Target> expect_engines_agree(const models::Model& model,
+                                                         const std::vector<editors::TargetProblem>& problems,
+                                                         const editors::TargetSpec& spec, double tolerance,
+                                                         const std::string& what,
+                                                         const std::vector<int64_t>& batches = {0}) {
+  const auto reference = optimised(model, problems, spec, editors::Engine::kReference);
+  for (const int64_t batch : batches)
+    expect_equal_targets(optimised(model, problems, spec, editors::Engine::kFast, batch), reference, tolerance,
+                         what + ", at once: " + std::to_string(batch));
+  return reference;
+}
+
 }  // namespace emend::testing

@@ -9,41 +9,15 @@
 #include <string>
 
 #include "support/memory_checkpoint.h"
+#include "support/tiny_tokenizer.h"
 
 namespace emend::testing {
 
-/// The characters that byte-level tokenizers write for the 256 bytes (printable ones stand for themselves).
-inline std::string byte_piece(int byte) {
-  const auto printable = [](int b) { return (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174; };
-  int code = byte;
-  if (!printable(byte)) {
-    code = 256;
-    for (int b = 0; b < byte; ++b) code += !printable(b);
-  }
-  if (code < 128) return {static_cast<char>(code)};
-  return {static_cast<char>(0xC0 | (code >> 6)), static_cast<char>(0x80 | (code & 63))};
-}
-
 /// tokenizer.json with one token a byte and "<|end|>".
 inline nlohmann::json byte_tokenizer() {
-  nlohmann::json vocabulary = nlohmann::json::object();
-  for (int b = 0; b < 256; ++b) vocabulary[byte_piece(b)] = b;
-  return {
-      {"version", "1.0"},
-      {"added_tokens",
-       {{{"id", 256},
-         {"content", "<|end|>"},
-         {"special", true},
-         {"single_word", false},
-         {"lstrip", false},
-         {"rstrip", false},
-         {"normalized", false}}}},
-      {"normalizer", nullptr},
-      {"pre_tokenizer",
-       {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}}},
-      {"post_processor", nullptr},
-      {"decoder", {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}}},
-      {"model", {{"type", "BPE"}, {"vocab", vocabulary}, {"merges", nlohmann::json::array()}}}};
+  nlohmann::json document = byte_level_json();
+  document["added_tokens"].push_back(added_token("<|end|>", 256));
+  return document;
 }
 
 /// Writes the folder; the same seed gives the same weights. `changes`: of its config.json.

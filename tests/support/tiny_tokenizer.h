@@ -2,8 +2,9 @@
 #pragma once
 
 #include <emend/core/atomic_file.h>
-#include <emend/models/tokenizer/detail/unicode.h>
+#include <emend/core/text.h>
 #include <emend/models/tokenizer/detail/pipeline.h>
+#include <emend/models/tokenizer/detail/unicode.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <filesystem>
@@ -40,9 +41,7 @@ inline nlohmann::json byte_level_json(const std::vector<std::pair<std::string, s
 inline nlohmann::json metaspace_json(const std::string& letters,
                                      const std::vector<std::pair<std::string, std::string>>& merges = {}) {
   nlohmann::json vocabulary = {{"<unk>", 0}, {"<s>", 1}, {"</s>", 2}}, list = nlohmann::json::array();
-  constexpr const char* kDigits = "0123456789ABCDEF";
-  for (int byte = 0; byte < 256; ++byte)
-    vocabulary[std::string("<0x") + kDigits[byte >> 4] + kDigits[byte & 15] + ">"] = 3 + byte;
+  for (int byte = 0; byte < 256; ++byte) vocabulary[formatted("<0x%02X>", byte)] = 3 + byte;
   vocabulary["▁"] = 259;
   for (const char letter : letters) vocabulary[std::string(1, letter)] = vocabulary.size();
   for (const auto& [left, right] : merges) {

@@ -1,11 +1,12 @@
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
-#include <emend/editors/steps/apply.h>
+#include <emend/editors/steps/locate.h>
 #include <gtest/gtest.h>
 
 #include <stdexcept>
 
 #include "support/editor_models.h"
+#include "support/error_of.h"
 
 namespace emend {
 namespace apply_test {
@@ -27,9 +28,7 @@ WeightDelta some_delta(const models::Model& model, int layer, uint64_t seed = 1,
 
 // The weight in paper orientation.
 at::Tensor paper(const models::Model& model, int layer) {
-  const auto site = model.edit_site(layer);
-  const at::Tensor weight = model.weight(site.weight_name).detach().clone();
-  return site.orientation == models::Orientation::kInOut ? weight.t() : weight;
+  return editors::oriented(model, model.edit_site(layer)).detach().clone();
 }
 
 TEST(Apply, AddsInPaperOrientationWhateverIsStored) {
@@ -80,10 +79,8 @@ TEST(Apply, ReportsWhatHalfPrecisionSwallows) {
   EditTransaction transaction(model);
   const auto small = apply_delta(some_delta(model, 1, 1, 1e-5), transaction);
   EXPECT_LT(small.survived, 0.9);
-  EXPECT_GT(small.rounding, 0.2);
   const auto large = apply_delta(some_delta(model, 2, 1, 1), transaction);
   EXPECT_GT(large.survived, 0.99);
-  EXPECT_LT(large.rounding, 0.02);
 }
 
 TEST(Apply, OneDimensionalWeights) {
@@ -105,13 +102,7 @@ TEST(Apply, RefusesWhatCannotBeRight) {
   EXPECT_THROW((void)apply_delta(other, transaction), Error);
   WeightDelta broken = some_delta(model, 1);
   broken.left_DR[0][0] = std::nan("");
-  try {
-    (void)apply_delta(broken, transaction);
-    ADD_FAILURE() << "no error";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.error_class(), ErrorClass::kNumeric);
-    EXPECT_NE(std::string(error.what()).find(broken.weight), std::string::npos);
-  }
+  testing::expect_error(ErrorClass::kNumeric, {broken.weight}, [&] { (void)apply_delta(broken, transaction); });
   WeightDelta unknown = some_delta(model, 1);
   unknown.weight = "model.layers.9.mlp.down_proj.weight";
   EXPECT_THROW((void)apply_delta(unknown, transaction), Error);

@@ -72,10 +72,10 @@ TEST(TokenBatch, Unpacks) {
 }
 
 TEST(TokenBatch, TakesFreePositionsAndFullLengths) {
-  auto batch = TokenBatch::with_positions({{1, 2}, {3}}, {{7, 8}, {1}}, {{2, 3}, {3}});
+  auto batch = TokenBatch::continuing({{1, 2}, {3}}, {7, 1}, {2, 3});
   EXPECT_EQ(batch.positions(), (Ints{7, 8, 1}));
   EXPECT_EQ(batch.columns(), (Ints{2, 3, 3}));
-  EXPECT_THROW((void)TokenBatch::with_positions({{1, 2}}, {{7}}, {{2, 3}}), Error);
+  EXPECT_THROW((void)TokenBatch::continuing({{1, 2}}, {7}, {2, 3}), Error);
   batch.set_full_lengths({10, 4});
   EXPECT_EQ(batch.full_lengths(), (Ints{10, 4}));
   EXPECT_THROW(batch.set_full_lengths({1}), Error);
@@ -84,8 +84,7 @@ TEST(TokenBatch, TakesFreePositionsAndFullLengths) {
 TEST(KvCache, SelectsTruncatesAndDrops) {
   const Model model = testing::debug_model("llama", 2);
   KvCache cache(model.n_layers());
-  ForwardOptions options;
-  options.cache = &cache;
+  ForwardOptions options{.cache = &cache};
   const at::NoGradGuard no_grad;
   (void)model.forward(TokenBatch::from_rows({{1, 2, 3}, {4, 5, 6, 7, 8}}), options);
   EXPECT_EQ(cache.lengths(), (Ints{3, 5}));
@@ -114,9 +113,7 @@ TEST(KvCache, SelectsTruncatesAndDrops) {
   EXPECT_TRUE(cache.complete(2));
   options.cache = &cache;
   EXPECT_THROW((void)model.forward(TokenBatch::continuing({{9}, {9}}, {3, 5}), options), Error);
-  ForwardOptions upper;
-  upper.cache = &cache;
-  upper.append = false;
+  ForwardOptions upper{.cache = &cache, .append = false};
   upper.first_layer = 2;
   upper.hidden = at::zeros({2, model.hidden_size()});
   EXPECT_TRUE(model.forward(TokenBatch::continuing({{9}, {9}}, {3, 5}), upper).logits.defined());
@@ -125,8 +122,7 @@ TEST(KvCache, SelectsTruncatesAndDrops) {
 TEST(KvCache, RefusesOtherRowsAndOtherModels) {
   const Model model = testing::debug_model("llama", 2);
   KvCache cache(model.n_layers()), other(model.n_layers() + 1);
-  ForwardOptions options;
-  options.cache = &other;
+  ForwardOptions options{.cache = &other};
   const at::NoGradGuard no_grad;
   EXPECT_THROW((void)model.forward(TokenBatch::from_rows({{1}}), options), Error);
   options.cache = &cache;
@@ -142,9 +138,7 @@ TEST(KvCache, GrowsPastItsCapacity) {
   for (int which = 0; which < 2; ++which) {
     KvCache& cache = which ? large : small;
     for (int64_t k = 0; k < 20; ++k) {
-      ForwardOptions options;
-      options.cache = &cache;
-      last[which] = model.forward(TokenBatch::continuing({{k}, {k + 1}}, {k, k}), options).logits;
+      last[which] = model.forward(TokenBatch::continuing({{k}, {k + 1}}, {k, k}), {.cache = &cache}).logits;
     }
   }
   EXPECT_TRUE(at::allclose(last[0], last[1], 0, 1e-6));

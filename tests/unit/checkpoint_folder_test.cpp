@@ -11,6 +11,7 @@
 #include <cstdlib>
 
 #include "support/debug_models.h"
+#include "support/error_of.h"
 
 namespace emend::models {
 namespace checkpoint_folder_test {
@@ -70,14 +71,7 @@ class Folder : public ::testing::Test {
   void write_index(const Json& index) { write_file(folder_ / "model.safetensors.index.json", index.dump(1)); }
 
   std::string error_of(ErrorClass expected, const std::string& name = "") {
-    try {
-      (void)load_model(name.empty() ? folder_.string() : name);
-    } catch (const Error& error) {
-      EXPECT_EQ(error.error_class(), expected) << error.what();
-      return error.what();
-    }
-    ADD_FAILURE() << "accepted";
-    return "";
+    return testing::error_of([&] { (void)load_model(name.empty() ? folder_.string() : name); }, expected);
   }
   at::Tensor logits(const Model& model) {
     const at::NoGradGuard no_grad;
@@ -130,9 +124,7 @@ TEST_F(Folder, HalfPrecisionFilesAreComputedInFloat32) {
     EXPECT_TRUE(
         at::equal(model.weight("model.norm.weight"), source_->read("model.norm.weight").to(dtype).to(at::kFloat)));
   }
-  LoadOptions half;
-  half.dtype = at::kHalf;
-  EXPECT_THROW((void)load_model(folder_.string(), half), Error);
+  EXPECT_THROW((void)load_model(folder_.string(), {.dtype = at::kHalf}), Error);
 }
 
 TEST_F(Folder, IgnoredBuffersAreIgnoredAndKept) {
@@ -313,9 +305,7 @@ TEST_F(Folder, SavingAnEditRewritesOnlyItsFile) {
             at::kBFloat16);
   // Loading a float32 file in bfloat16 and saving it changes nothing.
   write_sharded();
-  LoadOptions narrow;
-  narrow.dtype = at::kBFloat16;
-  EXPECT_TRUE(save_model(load_model(folder_.string(), narrow), root_ / "same").empty());
+  EXPECT_TRUE(save_model(load_model(folder_.string(), {.dtype = at::kBFloat16}), root_ / "same").empty());
 }
 
 TEST_F(Folder, SavingInAnotherDtypeConvertsEverything) {

@@ -33,16 +33,11 @@ const std::vector<std::vector<int64_t>>& rows() {
 }
 
 at::Tensor entering(const models::Model& model, int layer) {
-  models::ForwardOptions options;
-  options.end_layer = layer;
-  return model.forward(models::TokenBatch::from_rows(rows()), options).hidden;
+  return model.forward(models::TokenBatch::from_rows(rows()), {.end_layer = layer}).hidden;
 }
 
 at::Tensor logits_from(const models::Model& model, const at::Tensor& hidden, int layer) {
-  models::ForwardOptions options;
-  options.first_layer = layer;
-  options.hidden = hidden;
-  return model.forward(models::TokenBatch::from_rows(rows()), options).logits;
+  return model.forward(models::TokenBatch::from_rows(rows()), {.first_layer = layer, .hidden = hidden}).logits;
 }
 
 std::vector<TargetProblem> problems_of(const models::Model& model) {

@@ -1,10 +1,11 @@
 // CounterFact's figures on hand-made scores.
-#include <emend/evaluation/metric.h>
 #include <emend/evaluation/statistics.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
+
+#include "support/hand_scores.h"
 
 namespace emend::evaluation {
 namespace counterfact_metric_test {
@@ -23,17 +24,10 @@ datasets::Fact fact(bool with_true = true) {
   return fact;
 }
 
-/// Runs the family over scores that `give` makes from prompt and target.
+/// Over scores that `give` makes from prompt and target.
 template <class Give>
-MetricOutcome judge(const datasets::FactSet& facts, Give give, const EvaluateOptions& options = {}) {
-  const MetricContext context{facts, options};
-  auto metric = make_metric("counterfact");
-  ScoreSheet sheet;
-  metric->plan(context, sheet);
-  std::vector<Score> scores;
-  for (const auto& request : sheet.requests()) scores.push_back(give(request));
-  sheet.fill(scores);
-  return metric->finish(context, sheet);
+MetricOutcome judge(const datasets::FactSet& facts, Give give) {
+  return testing::judged("counterfact", facts, give);
 }
 
 TEST(Counterfact, ComputesEveryFigureAsDefined) {
@@ -84,9 +78,7 @@ TEST(Counterfact, ComputesEveryFigureAsDefined) {
 
 TEST(MetricField, IntervalsEndWhereItsFiguresDo) {
   const auto limits = [](const char* family, const std::string& key) {
-    for (const auto& field : metric_info(family).fields)
-      if (field.key == key) return field.limits();
-    throw std::out_of_range(key);
+    return metric_info(family).field(key)->limits();
   };
   const double none = std::numeric_limits<double>::infinity();
   EXPECT_EQ(limits("counterfact", "efficacy_success"), Interval(0, 1));
@@ -99,7 +91,6 @@ TEST(MetricField, IntervalsEndWhereItsFiguresDo) {
   const MetricContext context{{}, {}};
   struct Made final : Metric {
     const MetricInfo& info() const override { return metric_info("generation"); }
-    bool suits(const datasets::FactSet&) const override { return false; }
     void plan(const MetricContext&, ScoreSheet&) override {}
     MetricOutcome measure(const MetricContext&, const ScoreSheet&) override {
       MetricOutcome outcome;

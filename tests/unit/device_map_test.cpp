@@ -1,12 +1,14 @@
 #include <emend/core/atomic_file.h>
-#include <emend/core/error.h>
 #include <emend/devices/device_map.h>
 #include <gtest/gtest.h>
+
+#include "support/error_of.h"
 
 namespace emend::devices {
 namespace device_map_test {
 
 using Kind = DeviceMapSpec::Kind;
+using testing::expect_error;
 
 c10::Device cuda(int index) {
   return {c10::kCUDA, static_cast<c10::DeviceIndex>(index)};
@@ -36,57 +38,52 @@ ModuleNames opt() {
   return names;
 }
 
-Error error_of(const std::function<void()>& run) {
-  try {
-    run();
-  } catch (const Error& error) {
-    return error;
-  }
-  ADD_FAILURE() << "nothing was refused";
-  return {ErrorClass::kIo, ""};
+void expect_refused(const std::string& map, const std::vector<std::string>& parts,
+                    ErrorClass error_class = ErrorClass::kInvalidArgument) {
+  SCOPED_TRACE(map);
+  expect_error(error_class, parts, [&] { (void)parse_device_map(map); });
 }
 
-std::string explicit_error(const std::string& json, const ModuleNames& names = llama(), int64_t layers = 4,
-                           bool tied = false) {
+PlacementPlan placed(const std::string& map, const ModuleNames& names, int64_t layers, bool tied,
+                     std::vector<std::string>& warnings) {
+  return place_explicitly(parse_device_map(map), names, layers, tied, warnings);
+}
+
+void expect_misplaced(const std::string& map, const std::string& part, const ModuleNames& names = llama(),
+                      int64_t layers = 4) {
   std::vector<std::string> warnings;
-  const auto error = error_of([&] { (void)place_explicitly(parse_device_map(json), names, layers, tied, warnings); });
-  EXPECT_EQ(error.error_class(), ErrorClass::kInvalidArgument);
-  return error.what();
-}
-
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
+  expect_error(ErrorClass::kInvalidArgument, {part}, [&] { (void)placed(map, names, layers, false, warnings); });
 }
 
 TEST(DeviceMap, ReadsWordsAndDevices) {
-  EXPECT_EQ(parse_device_map("auto").kind, Kind::kAuto);
+  EXPECT_EQ(parse_device_map("auto").kind, Kind::kBalanced);
   EXPECT_EQ(parse_device_map("balanced").kind, Kind::kBalanced);
   EXPECT_EQ(parse_device_map("balanced_low_0").kind, Kind::kBalancedLow0);
   EXPECT_EQ(parse_device_map("sequential").kind, Kind::kSequential);
-  EXPECT_EQ(parse_device_map("cpu").device, kCpu);
-  EXPECT_EQ(parse_device_map("cuda:1").device, cuda(1));
-  EXPECT_EQ(parse_device_map("1").device, cuda(1));
+  using Modules = decltype(DeviceMapSpec::modules);
+  EXPECT_EQ(parse_device_map("cpu").modules, (Modules{{"", kCpu}}));
+  EXPECT_EQ(parse_device_map("cuda:1").modules, (Modules{{"", cuda(1)}}));
+  EXPECT_EQ(parse_device_map("1").modules, (Modules{{"", cuda(1)}}));
   const auto four = parse_device_map("sim:4");
   EXPECT_EQ(four.kind, Kind::kSimulated);
   EXPECT_EQ(four.named_devices().size(), 4U);
   const auto first = parse_device_map("sim:0");
-  EXPECT_EQ(first.kind, Kind::kSingle);
+  EXPECT_EQ(first.kind, Kind::kExplicit);
   EXPECT_EQ(first.named_devices(), std::vector<c10::Device>{sim(0)});
 }
 
 TEST(DeviceMap, RefusesOtherWords) {
-  EXPECT_TRUE(has(error_of([] { (void)parse_device_map("balance"); }).what(), "did you mean \"balanced\"?"));
-  EXPECT_TRUE(has(error_of([] { (void)parse_device_map("cuda:0,1"); }).what(), "max_memory"));
-  EXPECT_EQ(error_of([] { (void)parse_device_map("disk"); }).error_class(), ErrorClass::kUnsupported);
-  EXPECT_EQ(error_of([] { (void)parse_device_map("/no/such/map.json"); }).error_class(), ErrorClass::kNotFound);
+  expect_refused("balance", {"did you mean \"balanced\"?"});
+  expect_refused("cuda:0,1", {"max_memory"});
+  expect_refused("disk", {}, ErrorClass::kUnsupported);
+  expect_refused("/no/such/map.json", {}, ErrorClass::kNotFound);
   for (const char* text :
        {"", "sim:", "sim:9", "sim:-1", "sim:x", "gpu", "{", "{}", "[]", "{\"a\": 1.5}", "{\"a\": null}"})
-    EXPECT_EQ(error_of([&] { (void)parse_device_map(text); }).error_class(), ErrorClass::kInvalidArgument) << text;
-  EXPECT_TRUE(has(error_of([] { (void)parse_device_map(R"({"a": 0, "a": 1})"); }).what(), "given twice"));
-  EXPECT_TRUE(has(error_of([] { (void)parse_device_map(R"({"a": "sim:9"})"); }).what(), "sim:7"));
-  EXPECT_EQ(error_of([] { (void)parse_device_map(R"({"a": "sim:0", "b": 0})"); }).error_class(),
-            ErrorClass::kUnsupported);
-  EXPECT_EQ(error_of([] { (void)parse_device_map(R"({"a": "disk"})"); }).error_class(), ErrorClass::kUnsupported);
+    expect_refused(text, {});
+  expect_refused(R"({"a": 0, "a": 1})", {"given twice"});
+  expect_refused(R"({"a": "sim:9"})", {"sim:7"});
+  expect_refused(R"({"a": "sim:0", "b": 0})", {}, ErrorClass::kUnsupported);
+  expect_refused(R"({"a": "disk"})", {}, ErrorClass::kUnsupported);
 }
 
 TEST(DeviceMap, ReadsFiles) {
@@ -103,9 +100,8 @@ TEST(DeviceMap, ReadsFiles) {
   }
   for (const char* text : {"- a\n- b\n", "a: [1]\n", "a: 0\na: 1\n", "a: {b: 0}\n", "a: b: c\n", "", "\t"}) {
     write_file(folder / "map_test.yml", text);
-    const auto error = error_of([&] { (void)parse_device_map((folder / "map_test.yml").string()); });
-    EXPECT_EQ(error.error_class(), ErrorClass::kInvalidArgument) << text;
-    EXPECT_TRUE(has(error.what(), "map_test.yml")) << error.what();
+    SCOPED_TRACE(text);
+    expect_refused((folder / "map_test.yml").string(), {"map_test.yml"});
   }
   std::filesystem::remove(folder / "map_test.yml");
 }
@@ -113,8 +109,7 @@ TEST(DeviceMap, ReadsFiles) {
 TEST(ExplicitMap, LongestPrefixWins) {
   std::vector<std::string> warnings;
   const auto plan =
-      place_explicitly(parse_device_map(R"({"": 0, "model.layers": 1, "model.layers.3": 2, "lm_head": 2})"), llama(), 4,
-                       false, warnings);
+      placed(R"({"": 0, "model.layers": 1, "model.layers.3": 2, "lm_head": 2})", llama(), 4, false, warnings);
   EXPECT_EQ(plan.embedding, cuda(0));
   EXPECT_EQ(plan.layers, (std::vector<c10::Device>{cuda(1), cuda(1), cuda(1), cuda(2)}));
   EXPECT_EQ(plan.final_norm, cuda(0));
@@ -124,14 +119,12 @@ TEST(ExplicitMap, LongestPrefixWins) {
 
 TEST(ExplicitMap, ReadsWhatTransformersWrites) {
   std::vector<std::string> warnings;
-  const auto plan = place_explicitly(
-      parse_device_map(R"({"model.embed_tokens": 0, "model.layers.0": 0, "model.layers.1": 0, "model.layers.2": 1,
-                           "model.layers.3": 1, "model.norm": 1, "model.rotary_emb": 1, "lm_head": 1})"),
-      llama(), 4, false, warnings);
+  const auto plan = placed(R"({"model.embed_tokens": 0, "model.layers.0": 0, "model.layers.1": 0, "model.layers.2": 1,
+                           "model.layers.3": 1, "model.norm": 1, "model.rotary_emb": 1, "lm_head": 1})",
+                           llama(), 4, false, warnings);
   EXPECT_TRUE(warnings.empty());
   EXPECT_TRUE(plan.is_monotone());
-  auto again = parse_device_map(plan.to_json(llama()).dump());
-  EXPECT_EQ(place_explicitly(again, llama(), 4, false, warnings), plan) << "its own dump is accepted back";
+  EXPECT_EQ(placed(plan.to_json(llama()).dump(), llama(), 4, false, warnings), plan) << "its own dump is accepted back";
 }
 
 TEST(ExplicitMap, NumbersMeanWhatTheMapNames) {
@@ -144,75 +137,66 @@ TEST(ExplicitMap, NumbersMeanWhatTheMapNames) {
 
 TEST(ExplicitMap, LayerOneIsNotLayerTen) {
   std::vector<std::string> warnings;
-  const auto plan = place_explicitly(parse_device_map(R"({"": 0, "model.layers.1": 1})"), llama(), 12, false, warnings);
+  const auto plan = placed(R"({"": 0, "model.layers.1": 1})", llama(), 12, false, warnings);
   EXPECT_EQ(plan.layers[1], cuda(1));
   EXPECT_EQ(plan.layers[10], cuda(0));
 }
 
 TEST(ExplicitMap, RefusesGapsByName) {
-  const auto text = explicit_error(R"({"model.embed_tokens": 0, "model.layers.0": 0, "model.norm": 0, "lm_head": 0})");
-  EXPECT_TRUE(has(text, "leaves out model.layers.1, model.layers.2, model.layers.3")) << text;
-  EXPECT_TRUE(
-      has(explicit_error(R"({"model.layers": 0})", llama(), 40), "leaves out model.embed_tokens, model.norm, lm_head"));
+  expect_misplaced(R"({"model.embed_tokens": 0, "model.layers.0": 0, "model.norm": 0, "lm_head": 0})",
+                   "leaves out model.layers.1, model.layers.2, model.layers.3");
+  expect_misplaced(R"({"model.layers": 0})", "leaves out model.embed_tokens, model.norm, lm_head", llama(), 40);
 }
 
 TEST(ExplicitMap, RefusesUnknownNames) {
-  EXPECT_TRUE(has(explicit_error(R"({"": 0, "model.layer.3": 1})"), "no module \"model.layer.3\""));
-  EXPECT_TRUE(has(explicit_error(R"({"": 0, "model.layer.3": 1})"), "did you mean \"model.layers.3\"?"));
-  EXPECT_TRUE(has(explicit_error(R"({"": 0, "model.layers.4": 1})"), "to \"model.layers.3\""));
-  EXPECT_TRUE(has(explicit_error(R"({"": 0, "transformer.h.0": 1})"), "no module"));
+  expect_misplaced(R"({"": 0, "model.layer.3": 1})", "no module \"model.layer.3\"");
+  expect_misplaced(R"({"": 0, "model.layer.3": 1})", "did you mean \"model.layers.3\"?");
+  expect_misplaced(R"({"": 0, "model.layers.4": 1})", "to \"model.layers.3\"");
+  expect_misplaced(R"({"": 0, "transformer.h.0": 1})", "no module");
 }
 
 TEST(ExplicitMap, RefusesToSplitABlock) {
-  const auto text = explicit_error(R"({"": 0, "model.layers.2.mlp": 1})");
-  EXPECT_TRUE(has(text, "would split the block \"model.layers.2\"")) << text;
-  EXPECT_TRUE(has(explicit_error(R"({"model.embed_tokens": 0, "model.layers.0.mlp": 0})"), "split the block"));
+  expect_misplaced(R"({"": 0, "model.layers.2.mlp": 1})", "would split the block \"model.layers.2\"");
+  expect_misplaced(R"({"model.embed_tokens": 0, "model.layers.0.mlp": 0})", "split the block");
   std::vector<std::string> warnings;
-  EXPECT_NO_THROW(
-      (void)place_explicitly(parse_device_map(R"({"": 0, "model.layers.2.mlp": 0})"), llama(), 4, false, warnings));
+  EXPECT_NO_THROW((void)placed(R"({"": 0, "model.layers.2.mlp": 0})", llama(), 4, false, warnings));
 }
 
 TEST(ExplicitMap, TiedHeadGoesWithTheEmbeddingOrBecomesACopy) {
   std::vector<std::string> warnings;
-  const auto together = place_explicitly(
-      parse_device_map(R"({"model.embed_tokens": 0, "model.layers": 1, "model.norm": 1})"), llama(), 4, true, warnings);
+  const auto together =
+      placed(R"({"model.embed_tokens": 0, "model.layers": 1, "model.norm": 1})", llama(), 4, true, warnings);
   EXPECT_EQ(together.head, cuda(0));
   EXPECT_FALSE(together.tied_copy);
   EXPECT_TRUE(warnings.empty());
-  const auto apart = place_explicitly(parse_device_map(R"({"model": 0, "lm_head": 1})"), llama(), 4, true, warnings);
+  const auto apart = placed(R"({"model": 0, "lm_head": 1})", llama(), 4, true, warnings);
   EXPECT_TRUE(apart.tied_copy);
   ASSERT_EQ(warnings.size(), 1U);
-  EXPECT_TRUE(has(warnings[0], "copy"));
+  testing::expect_parts(warnings[0], {"copy"});
 }
 
 TEST(ExplicitMap, PartsOfAPartStayTogether) {
-  EXPECT_TRUE(has(explicit_error(R"({"": 0, "model.decoder.project_in": 1})", opt()), "model.decoder.project_in"));
+  expect_misplaced(R"({"": 0, "model.decoder.project_in": 1})", "model.decoder.project_in", opt());
   std::vector<std::string> warnings;
-  const auto plan = place_explicitly(parse_device_map(R"({"": 0, "model.decoder.embed_positions": "cpu"})"), opt(), 4,
-                                     false, warnings);
+  const auto plan = placed(R"({"": 0, "model.decoder.embed_positions": "cpu"})", opt(), 4, false, warnings);
   EXPECT_EQ(plan.position, kCpu);
   EXPECT_EQ(plan.embedding, cuda(0));
 }
 
 TEST(ExplicitMap, AllowsLayersThatComeBackWithAWarning) {
   std::vector<std::string> warnings;
-  const auto plan =
-      place_explicitly(parse_device_map(R"({"": "sim:0", "model.layers.1": "sim:1"})"), llama(), 4, false, warnings);
+  const auto plan = placed(R"({"": "sim:0", "model.layers.1": "sim:1"})", llama(), 4, false, warnings);
   EXPECT_FALSE(plan.is_monotone());
   ASSERT_EQ(warnings.size(), 1U);
-  EXPECT_TRUE(has(warnings[0], "come back"));
+  testing::expect_parts(warnings[0], {"come back"});
 }
 
 TEST(PrepareDevices, AbsentGpuIsAnErrorThatSaysWhatIsThere) {
   for (const auto& run : std::vector<std::function<void()>>{
            [] { (void)prepare_devices(parse_device_map("cuda:62")); },
            [] { (void)prepare_devices(parse_device_map(R"({"": 62})")); },
-           [] { (void)prepare_devices(parse_device_map("auto"), parse_max_memory("62=1GiB")); }}) {
-    const auto error = error_of(run);
-    EXPECT_EQ(error.error_class(), ErrorClass::kDevice);
-    EXPECT_TRUE(has(error.what(), "cuda:62 is not visible")) << error.what();
-    EXPECT_TRUE(has(error.what(), "cpu")) << error.what();
-  }
+           [] { (void)prepare_devices(parse_device_map("auto"), parse_max_memory("62=1GiB")); }})
+    expect_error(ErrorClass::kDevice, {"cuda:62 is not visible", "cpu"}, run);
 }
 
 TEST(PrepareDevices, CpuNeedsNothing) {

@@ -1,12 +1,12 @@
 #include <ATen/Context.h>
 #include <emend/core/atomic_file.h>
-#include <emend/core/error.h>
 #include <emend/devices/detail/control_group.h>
 #include <emend/devices/device_map.h>
 #include <emend/devices/placement.h>
 #include <emend/devices/runtime.h>
 #include <gtest/gtest.h>
 
+#include "support/error_of.h"
 #include "support/temporary_folder.h"
 
 namespace emend::devices {
@@ -23,15 +23,9 @@ TEST(CudaRuntime, HasDevicesOrAReason) {
   EXPECT_TRUE(cuda_runtime_was_asked());
   EXPECT_EQ(runtime.devices > 0, runtime.reason.empty()) << runtime.reason;
   EXPECT_EQ(&runtime, &load_cuda_runtime());
-  if (runtime.devices == 0) {
-    try {
-      (void)device_memory_stats(c10::Device(c10::kCUDA, 0));
-      FAIL();
-    } catch (const Error& error) {
-      EXPECT_EQ(error.error_class(), ErrorClass::kDevice);
-      EXPECT_NE(std::string(error.what()).find(runtime.reason), std::string::npos) << error.what();
-    }
-  }
+  if (runtime.devices == 0)
+    testing::expect_error(ErrorClass::kDevice, {runtime.reason},
+                          [] { (void)device_memory_stats(c10::Device(c10::kCUDA, 0)); });
   size_t seen = 0;
   for (const auto& info : visible_devices()) seen += info.device.is_cuda();
   EXPECT_EQ(seen, static_cast<size_t>(runtime.devices));

@@ -1,20 +1,17 @@
-#include <emend/core/error.h>
 #include <emend/devices/placement.h>
 #include <emend/devices/units.h>
 #include <gtest/gtest.h>
 
+#include "support/error_of.h"
+
 namespace emend::devices {
 namespace device_units_test {
 
+using testing::error_of, testing::expect_error;
+
 std::string refusal(const std::string& text) {
-  try {
-    (void)parse_bytes(text, "here");
-  } catch (const Error& error) {
-    EXPECT_EQ(error.error_class(), ErrorClass::kInvalidArgument);
-    return error.what();
-  }
-  ADD_FAILURE() << "\"" << text << "\" was accepted";
-  return "";
+  SCOPED_TRACE("\"" + text + "\"");
+  return error_of([&] { (void)parse_bytes(text, "here"); }, ErrorClass::kInvalidArgument);
 }
 
 TEST(ParseBytes, ReadsBothKindsOfUnits) {
@@ -65,19 +62,10 @@ TEST(MaxMemory, ReadsEntries) {
 TEST(MaxMemory, RefusesBadEntries) {
   for (const char* text : {"", "10GiB", "0=", "=1GiB", "0=10Gb", "gpu0=1GiB", "0=1GiB,0=2GiB", "0=1GiB,cuda:0=2GiB",
                            "0=1GiB,,1=1GiB", "0=1GiB,"}) {
-    try {
-      (void)parse_max_memory(text);
-      ADD_FAILURE() << text;
-    } catch (const Error& error) {
-      EXPECT_EQ(error.error_class(), ErrorClass::kInvalidArgument) << text;
-    }
+    SCOPED_TRACE(text);
+    expect_error(ErrorClass::kInvalidArgument, {}, [&] { (void)parse_max_memory(text); });
   }
-  try {
-    (void)parse_max_memory("disk=1GiB");
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.error_class(), ErrorClass::kUnsupported);
-  }
+  expect_error(ErrorClass::kUnsupported, {}, [] { (void)parse_max_memory("disk=1GiB"); });
 }
 
 }  // namespace device_units_test

@@ -1,6 +1,6 @@
 // Control vectors as files, directions fitted to two sets of prompts, and presets.
 #include <ATen/core/grad_mode.h>
-#include <emend/editors/packs/steer_part.h>
+#include <emend/editors/packs/runtime.h>
 #include <emend/evaluation/health.h>
 #include <emend/models/generation.h>
 #include <emend/workflow/direct/optimise.h>
@@ -107,7 +107,7 @@ TEST(ControlVector, OfOtherToolsAreRead) {
 models::Model tiny() {
   nlohmann::json config = testing::debug_config("llama");
   config["vocab_size"] = 257;
-  return models::load_model(std::make_shared<testing::ByteCheckpoint>(models::random_checkpoint(config, 5), false));
+  return models::load_model(testing::byte_checkpoint(models::random_checkpoint(config, 5)));
 }
 
 TEST(ControlVector, MustFitTheModel) {
@@ -411,7 +411,7 @@ TEST(DirectSearch, SaysWhatPlainTrialsSay) {
   const auto neutral = prompt_rows(model, options.neutral, false);
   const auto texts = [&] {
     std::vector<std::string> all;
-    for (const auto& ids : workflow::continued(model, asked, {options.max_new_tokens}))
+    for (const auto& ids : workflow::continued(model, asked, options.max_new_tokens))
       all.push_back(model.tokenizer().decode(ids, true));
     return all;
   };

@@ -22,14 +22,11 @@ const Rows kPrompts = {{5, 17, 3, 60, 61, 2, 9}, {88}, {4, 4, 4}, {10, 20, 30, 4
 
 // Double, so that no two logits are a rounding apart.
 Model exact_model(const std::string& family, const std::string& flavour = "", uint64_t seed = 3) {
-  LoadOptions options;
-  options.dtype = at::kDouble;
-  return debug_model(family, seed, flavour, options);
+  return debug_model(family, seed, flavour, {.dtype = at::kDouble});
 }
 
 GenerateOptions tokens(int64_t n) {
-  GenerateOptions options;
-  options.max_new_tokens = n;
+  GenerateOptions options{.max_new_tokens = n};
   return options;
 }
 

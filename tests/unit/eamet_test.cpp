@@ -10,7 +10,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "support/editor_models.h"
+#include "support/sequential_editors.h"
 
 namespace emend {
 namespace eamet_test {
@@ -22,10 +22,6 @@ using testing::tiny_facts;
 const std::string kShared = "v_num_grad_steps: 6\nv_lr: 0.1\nclamp_norm_factor: 4\n";
 const std::string kNoTerms = "cs_factor: 0\nmse_factor: 0\n";
 
-std::unique_ptr<editors::Editor> make(const std::string& name, const std::string& yaml, const models::Model& model) {
-  return editors::make_editor(name, hparams::parse_hparams(yaml, "test.yaml"), model);
-}
-
 editors::Trace edit(const std::string& name, const std::string& yaml, models::Model& model, Engine engine,
                     const std::vector<datasets::Fact>& facts) {
   auto statistics = testing::tiny_statistics(model);
@@ -36,7 +32,7 @@ editors::Trace edit(const std::string& name, const std::string& yaml, models::Mo
   context.trace = &trace;
   context.engine = engine;
   context.max_facts_per_batch = 1;  // as EAMET has them: products of other sizes round differently
-  (void)make(name, yaml, model)->edit(model, facts, context);
+  (void)testing::tiny_editor(name, yaml, model)->edit(model, facts, context);
   return trace;
 }
 
@@ -167,16 +163,10 @@ TEST(Eamet, OnlyTheFiftyNearestKeysSayHowMuch) {
 
 TEST(Eamet, EveryLayerHasItsWeight) {
   const auto model = testing::tiny_model();
-  editors::LayerProblem problem;
-  problem.count = 2;
-  problem.site = model.edit_site(1);
-  problem.weight_DF = model.weight(problem.site.weight_name);
-  problem.keys_FN = testing::random_matrix(48, 3, 1);
-  problem.residual_DN = testing::random_matrix(32, 3, 2);
-  problem.moment = editors::SecondMoment(testing::random_spd(48, 7));
+  editors::LayerProblem problem = testing::made_up(model, 1, 3);
   const auto written = [&](const std::string& name, const std::string& yaml) {
-    const auto editor = make(name, "layers: [1, 2]\nmom2_update_weight: " + yaml + "\n", model);
-    return dynamic_cast<const editors::LocateEditor&>(*editor).update(problem).delta.matrix();
+    return testing::solved(*testing::tiny_editor(name, "layers: [1, 2]\nmom2_update_weight: " + yaml + "\n", model),
+                           problem);
   };
   for (const size_t index : {size_t{0}, size_t{1}}) {
     problem.index = index;
@@ -189,7 +179,7 @@ TEST(Eamet, RefusesWhatItDoesNotCarry) {
   const auto model = testing::tiny_model();
   for (const std::string bad : {"weight_decay_method: fix_ks\n", "mom2_update_weight: [1, 2, 3]\n",
                                 "mom2_update_weight: []\n", "tau: 0\n", "delta_init: random\n"})
-    EXPECT_THROW((void)make("eamet", "layers: [1, 2]\n" + bad, model), Error) << bad;
+    EXPECT_THROW((void)testing::tiny_editor("eamet", "layers: [1, 2]\n" + bad, model), Error) << bad;
 }
 
 }  // namespace eamet_test

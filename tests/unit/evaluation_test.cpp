@@ -10,9 +10,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <fstream>
 
 #include "support/hash_tokenizer.h"
+#include "support/temporary_folder.h"
 
 namespace emend::evaluation {
 namespace evaluation_test {
@@ -36,12 +36,6 @@ datasets::FactSet facts() {
 
 class EvaluationTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = fs::path(::testing::TempDir()) / ("emend_evaluation_test_" + std::to_string(::getpid()));
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
   [[nodiscard]] size_t stored() const {
     size_t n = 0;
     if (fs::exists(folder_ / "cache" / "evaluations"))
@@ -61,7 +55,7 @@ class EvaluationTest : public ::testing::Test {
     write_file(folder_ / "health" / "lambada.jsonl", "{\"text\": \"the river runs under the bridge\"}\n");
   }
 
-  fs::path folder_;
+  const testing::TemporaryFolder folder_{"evaluation"};
 };
 
 TEST_F(EvaluationTest, RemembersTheUneditedModel) {

@@ -7,7 +7,8 @@
 #include <gtest/gtest.h>
 
 #include "support/editor_models.h"
-#include "support/simulated.h"
+#include "support/error_of.h"
+#include "support/spread_plan.h"
 
 namespace emend {
 namespace finetune_test {
@@ -19,6 +20,7 @@ using editors::Objective;
 using testing::all_weights;
 using testing::changed_weights;
 using testing::relative_difference;
+using testing::sim;
 using testing::tiny_facts;
 using testing::tiny_model;
 
@@ -180,12 +182,10 @@ TEST(Finetune, FailureAndCancelLeaveEveryByte) {
   EXPECT_TRUE(changed_weights(model, before).empty());
 
   EditContext diverging;
-  try {
+  const auto far = [&] {
     (void)editor(model, "ft", "layers: [1]\nnum_steps: 10\nlr: 1e30\n")->edit(model, tiny_facts(), diverging);
-    ADD_FAILURE() << "a loss that is not a number was accepted";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.error_class(), ErrorClass::kNumeric) << error.what();
-  }
+  };
+  (void)testing::error_of(far, ErrorClass::kNumeric);
   EXPECT_TRUE(changed_weights(model, before).empty());
   for (const auto& name : model.weight_names()) EXPECT_FALSE(model.weight(name).requires_grad()) << name;
   EXPECT_TRUE(editor(model, "ft", kFew)->edit(model, {}, diverging).deltas.empty());
@@ -213,12 +213,7 @@ TEST(Finetune, OptionsWorkOrAreRefused) {
 
 TEST(Finetune, SplitModelGivesTheSameWeights) {
   models::Model whole = tiny_model(),
-                split = tiny_model({.place = [](const models::ModelConfig&, const auto&) {
-                  auto plan = devices::PlacementPlan::single(testing::sim(0), 4);
-                  plan.layers = {testing::sim(0), testing::sim(1), testing::sim(1), testing::sim(2)};
-                  plan.final_norm = plan.head = testing::sim(2);
-                  return plan;
-                }});
+                split = tiny_model({.place = testing::over_devices({sim(0), sim(1), sim(1), sim(2)})});
   for (const char* name : {"ft-l", "ft-m"}) {
     EditContext one, two;
     const auto a = editor(whole, name, kFew)->edit(whole, tiny_facts(), one);

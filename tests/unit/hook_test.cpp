@@ -1,7 +1,8 @@
 #include <ATen/ATen.h>
-#include <emend/core/error.h>
 #include <emend/hooks/hook_session.h>
 #include <gtest/gtest.h>
+
+#include "support/error_of.h"
 
 namespace emend::hooks {
 namespace hook_test {
@@ -9,12 +10,7 @@ namespace hook_test {
 const SiteRef kKey{Site::kMlpDownIn, 1};
 
 std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+  return testing::error_of(action, ErrorClass::kInvalidArgument);
 }
 
 TEST(Site, NamesRoundTrip) {
@@ -48,6 +44,15 @@ TEST(HookPoint, RunsInOrderAndPassesReplacementsOn) {
   EXPECT_TRUE(at::equal(point(at::ones({2})), at::full({2}, 3.0)));
   EXPECT_TRUE(at::equal(seen, at::full({2}, 2.0)));
   EXPECT_TRUE(table.at({Site::kMlpDownIn, 0}).idle());
+}
+
+// As a change that a hook brings to the model's device once.
+TEST(HookPoint, AFunctionKeepsItsState) {
+  HookTable table(2);
+  HookPoint& point = table.at(kKey);
+  const auto handle = point.add([calls = 0](const at::Tensor& x) mutable { return x + ++calls; });
+  (void)point(at::zeros({1}));
+  EXPECT_EQ(point(at::zeros({1})).item<float>(), 2);
 }
 
 TEST(HookPoint, HandleDetaches) {

@@ -7,11 +7,6 @@
 #include <gtest/gtest.h>
 
 namespace emend {
-namespace hparams::detail {
-
-std::string limits_text(const FieldOptions& options);  // fields.cpp
-
-}  // namespace hparams::detail
 namespace hparams_docs_test {
 
 std::string document(const char* path) {

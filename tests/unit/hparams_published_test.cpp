@@ -8,6 +8,8 @@
 namespace emend::hparams {
 namespace hparams_published_test {
 
+using More = std::vector<std::pair<const char*, const char*>>;
+
 struct Row {
   const char *editor, *model;  // as people name the model; "=name" is a preset that is found by its own name only
   std::vector<int> layers;
@@ -15,11 +17,15 @@ struct Row {
   double lr = -1;
   int loss_layer = -1;
   double weight_decay = -1, clamp = -1;
-  std::vector<std::pair<const char*, const char*>> more = {};  // other keys, as numbers or words
+  More more = {};  // other keys, as numbers or words
 };
 
 const char* const kYes = "true";
 const char* const kNo = "false";
+
+More lambda(const char* value) {
+  return {{"mom2_update_weight", value}};
+}
 
 std::vector<Row> rome_rows(const char* editor) {
   return {
@@ -47,14 +53,11 @@ std::vector<Row> rome_rows(const char* editor) {
 }
 
 std::vector<Row> memit_rows() {
-  const auto lambda = [](const char* value) {
-    return std::vector<std::pair<const char*, const char*>>{{"mom2_update_weight", value}};
-  };
   const std::vector<int> low = {4, 5, 6, 7, 8}, high = {13, 14, 15, 16, 17}, neox = {6, 7, 8, 9, 10};
   return {
       {"memit", "gpt2-xl", high, 20, 0.5, 47, 0.5, 0.75, lambda("20000")},
       {"memit", "gpt-j-6B", {3, 4, 5, 6, 7, 8}, 25, 0.5, 27, 0.5, 0.75, lambda("15000")},
-      {"memit", "gpt-neox-20b", neox, 20, 0.5, 43, 0.5, 0.3, {{"mom2_update_weight", "20000"}}},
+      {"memit", "gpt-neox-20b", neox, 20, 0.5, 43, 0.5, 0.3, lambda("20000")},
       {"memit", "=gpt-neox-20b-pmet", neox, 20, 0.5, 43, 0.5, 0.8, lambda("6000")},
       {"memit", "llama3-8b", low, 25, 0.1, 31, 0.5, 0.75, lambda("15000")},
       {"memit", "llama-7b", low, 25, 0.5, 31, 1e-3, 4, lambda("15000")},
@@ -71,38 +74,23 @@ std::vector<Row> memit_rows() {
 }
 
 std::vector<Row> other_locate_rows() {
-  const auto emmet = [](const char* value) {
-    return std::vector<std::pair<const char*, const char*>>{{"mom2_update_weight", value}};
+  const auto pmet = [](const char* kl, const char* weight) {
+    return More{{"kl_factor", kl}, {"mom2_update_weight", weight}};
   };
+  const More sphere = {{"L2", "1"}, {"cumulative_ratio", "0.5"}, {"suppression_strength", "0.5"}};
   const std::vector<int> low = {4, 5, 6, 7, 8}, high = {13, 14, 15, 16, 17}, gptj = {3, 4, 5, 6, 7, 8};
   return {
-      {"emmet", "gpt2-xl", {17}, 20, 0.5, 47, 0.5, 0.75, emmet("1000")},
-      {"emmet", "=gpt2-xl-easyedit", {17}, 20, 0.5, 47, 0.5, 0.75, emmet("10000")},
-      {"emmet", "gpt-j-6b", {5}, 25, 0.5, 27, 0.5, 0.75, emmet("1")},
-      {"emmet", "=gpt-j-6b-easyedit", {5}, 25, 0.5, 27, 0.5, 0.75, emmet("100000")},
-      {"emmet", "llama-2-7b", {5}, 25, 0.5, 31, 1e-3, 4, emmet("1")},
-      {"emmet", "=llama-7b-easyedit", {5}, 25, 0.5, 31, 1e-3, 4, emmet("100000")},
-      {"emmet", "llama3.2-3b", {5}, 25, 0.5, 27, 1e-3, 4, emmet("100000")},
-      {"pmet", "gpt-j-6b", gptj, 30, 0.2, -1, 0.5, 0.75, {{"kl_factor", "1"}, {"mom2_update_weight", "6000"}}},
-      {"pmet",
-       "=gpt-j-6b-easyedit",
-       gptj,
-       30,
-       0.2,
-       -1,
-       0.5,
-       0.75,
-       {{"kl_factor", "1"}, {"mom2_update_weight", "15000"}}},
-      {"pmet",
-       "gpt-neox-20b",
-       {6, 7, 8, 9, 10},
-       30,
-       0.5,
-       -1,
-       -1,
-       0.8,
-       {{"kl_factor", "0.8"}, {"mom2_update_weight", "15000"}}},
-      {"pmet", "llama-7b", low, 20, 0.5, -1, -1, 1, {{"kl_factor", "0.0625"}, {"mom2_update_weight", "15000"}}},
+      {"emmet", "gpt2-xl", {17}, 20, 0.5, 47, 0.5, 0.75, lambda("1000")},
+      {"emmet", "=gpt2-xl-easyedit", {17}, 20, 0.5, 47, 0.5, 0.75, lambda("10000")},
+      {"emmet", "gpt-j-6b", {5}, 25, 0.5, 27, 0.5, 0.75, lambda("1")},
+      {"emmet", "=gpt-j-6b-easyedit", {5}, 25, 0.5, 27, 0.5, 0.75, lambda("100000")},
+      {"emmet", "llama-2-7b", {5}, 25, 0.5, 31, 1e-3, 4, lambda("1")},
+      {"emmet", "=llama-7b-easyedit", {5}, 25, 0.5, 31, 1e-3, 4, lambda("100000")},
+      {"emmet", "llama3.2-3b", {5}, 25, 0.5, 27, 1e-3, 4, lambda("100000")},
+      {"pmet", "gpt-j-6b", gptj, 30, 0.2, -1, 0.5, 0.75, pmet("1", "6000")},
+      {"pmet", "=gpt-j-6b-easyedit", gptj, 30, 0.2, -1, 0.5, 0.75, pmet("1", "15000")},
+      {"pmet", "gpt-neox-20b", {6, 7, 8, 9, 10}, 30, 0.5, -1, -1, 0.8, pmet("0.8", "15000")},
+      {"pmet", "llama-7b", low, 20, 0.5, -1, -1, 1, pmet("0.0625", "15000")},
       {"pmet", "llama3.2-3b", low, 25, -1, 27, -1, 1},
       {"alphaedit", "gpt2-xl", high, 20, 0.5, -1, 0.5, 0.75, {{"L2", "10"}, {"nullspace_threshold", "0.02"}}},
       {"alphaedit", "gpt-j-6b", gptj, 25, 0.5, -1, -1, 0.75, {{"L2", "10"}, {"nullspace_threshold", "0.02"}}},
@@ -111,39 +99,29 @@ std::vector<Row> other_locate_rows() {
       {"alphaedit", "llama3.1-8b", low, 25, 0.1, -1, 0.5, 0.75, {{"L2", "10"}}},
       {"alphaedit", "qwen2.5-7b", low, 25, 0.5, 27, 1e-3, 4, {{"L2", "1"}}},
       {"alphaedit", "qwen3.5-9b", low, 25, 0.5, 27, 1e-3, 4, {{"L2", "1"}}},
-      {"nse", "gpt2-xl", high, -1, -1, -1, -1, -1, {{"mom2_update_weight", "10000"}}},
+      {"nse", "gpt2-xl", high, -1, -1, -1, -1, -1, lambda("10000")},
       {"nse", "gpt-j-6b", gptj},
       {"nse", "llama3-8b", low},
-      {"sphere",
-       "llama3-8b",
-       low,
-       25,
-       0.1,
-       -1,
-       0.5,
-       0.75,
-       {{"L2", "1"}, {"cumulative_ratio", "0.5"}, {"suppression_strength", "0.5"}}},
+      {"sphere", "llama3-8b", low, 25, 0.1, -1, 0.5, 0.75, sphere},
       {"encore", "gpt2-xl", high, 20, 0.5},
-      {"encore", "llama-2-7b", low, 25, 0.5, -1, -1, 0.75, {{"mom2_update_weight", "15000"}}},
-      {"encore", "llama3-8b", low, 25, 0.5, -1, -1, 0.75, {{"mom2_update_weight", "15000"}}},
+      {"encore", "llama-2-7b", low, 25, 0.5, -1, -1, 0.75, lambda("15000")},
+      {"encore", "llama3-8b", low, 25, 0.5, -1, -1, 0.75, lambda("15000")},
       {"memit-seq", "gpt2-xl", high, 20, 0.5, 47, 0.5, 0.75},
       {"memit-seq", "gpt-j-6b", gptj, 25, 0.5, 27, 0.5, 0.75},
       {"memit-seq", "llama3-8b", low, 25, 0.1, 31, 0.5, 0.75},
       {"rlsedit", "gpt2-xl", high, 20, 0.5, 47, 0.5, 0.75, {{"mom2_update_weight", "20000"}, {"mu_reg", "1"}}},
       {"rlsedit", "llama3-8b", low, 25, 0.1, 31, 0.5, 0.75, {{"mom2_update_weight", "15000"}, {"lambda_reg", "0"}}},
-      {"memit-fe", "llama3-8b", low, 25, 0.1, 31, 0.5, 4, {{"mom2_update_weight", "15000"}}},
+      {"memit-fe", "llama3-8b", low, 25, 0.1, 31, 0.5, 4, lambda("15000")},
       {"lyaplock", "gpt2-xl", high, 20, 0.5, 47, 0.5, 0.75, {{"mom2_update_weight", "1000"}, {"alpha", "60"}}},
-      {"lyaplock", "gpt-j-6b", {3, 4, 5, 6, 7}, 25, 0.5, 27, 0.5, 0.75, {{"mom2_update_weight", "1000"}}},
-      {"lyaplock", "llama3-8b", low, 25, 0.1, 31, 0.5, 0.75, {{"mom2_update_weight", "1000"}}},
+      {"lyaplock", "gpt-j-6b", {3, 4, 5, 6, 7}, 25, 0.5, 27, 0.5, 0.75, lambda("1000")},
+      {"lyaplock", "llama3-8b", low, 25, 0.1, 31, 0.5, 0.75, lambda("1000")},
       {"eamet", "qwen2.5-7b", low, 25, 0.5, 27, 1e-3, 4, {{"cs_factor", "1"}, {"mse_factor", "1"}, {"tau", "0.07"}}},
   };
 }
 
 // Fine-tuning: `steps` is num_steps; `lr` 5e-4 unless said.
 std::vector<Row> tuning_rows() {
-  const auto epsilon = [](const char* value) {
-    return std::vector<std::pair<const char*, const char*>>{{"norm_constraint", value}};
-  };
+  const auto epsilon = [](const char* value) { return More{{"norm_constraint", value}}; };
   std::vector<Row> rows = {
       {"ft", "gpt2-xl", {1}, 25, 5e-4, -1, 0},
       {"ft", "gpt-j-6b", {21}, 25, 5e-4, -1, 0},
@@ -163,7 +141,7 @@ std::vector<Row> tuning_rows() {
   for (const char* model : {"llama-7b", "llama3-8b", "llama3.2-3b", "baichuan-7b"})
     rows.push_back({"ft-l", model, {21}, 25, 5e-4, -1, -1, -1, epsilon("false")});
   for (const char* model : {"qwen2-7b", "qwen2.5-7b", "qwen3.5-9b"}) rows.push_back({"ft-l", model, {27}, 25, 5e-4});
-  const std::vector<std::pair<const char*, const char*>> crisp = {{"energy_threshold", "0.8"}};
+  const More crisp = {{"energy_threshold", "0.8"}};
   for (const char* model : {"llama3-8b", "mistral-7b"})
     rows.push_back({"crispedit", model, {19, 20, 21, 22, 23}, 25, 5e-4, -1, 0, -1, crisp});
   rows.push_back({"crispedit", "qwen2.5-7b", {15, 16, 17, 18, 19}, 25, 5e-4, -1, 0, -1, crisp});

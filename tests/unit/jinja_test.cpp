@@ -1,10 +1,15 @@
 // Chat templates: what the language means, what is refused, and what a hostile template cannot do. That the texts are
 // those of jinja2 is the matter of tests/integration/jinja_python_test.cpp.
 #include <emend/core/error.h>
+#include <emend/models/chat.h>
 #include <emend/models/detail/jinja.h>
+#include <emend/models/tokenizer/gguf_vocabulary.h>
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+
+#include "support/error_of.h"
+#include "support/tiny_tokenizer.h"
 
 namespace emend::models {
 namespace jinja_test {
@@ -17,14 +22,8 @@ std::string rendered(const std::string& source, const ordered_json& variables = 
 
 std::string refused(const std::string& source, ErrorClass expected = ErrorClass::kUnsupported,
                     const ordered_json& variables = ordered_json::object()) {
-  try {
-    const std::string text = rendered(source, variables);
-    ADD_FAILURE() << source.substr(0, 200) << " gave " << text.substr(0, 200);
-  } catch (const Error& error) {
-    EXPECT_EQ(error.error_class(), expected) << error.what();
-    return error.what();
-  }
-  return {};
+  SCOPED_TRACE(source.substr(0, 200));
+  return testing::error_of([&] { (void)rendered(source, variables); }, expected);
 }
 
 TEST(Jinja, BlanksAroundTags) {
@@ -126,6 +125,31 @@ TEST(Jinja, ErrorsHaveTheirLine) {
   EXPECT_LT(refused("{{ raise_exception('x' * 9999999) }}", ErrorClass::kInvalidArgument).size(), 1000U);
   refused("{{ x }}", ErrorClass::kInvalidArgument, {{"x", "\xFF"}});
   refused("\xFF");
+}
+
+TEST(Jinja, ErrorsNameTheFileOfTheTemplate) {
+  const testing::TemporaryFolder folder("templates");
+  const auto message = [](const Tokenizer& tokenizer) {
+    return testing::error_of([&] { (void)chat_format_of(tokenizer); }, ErrorClass::kUnsupported);
+  };
+  constexpr const char* kBad = "a\n{% include 'x' %}";
+  write_file(folder.path() / "tokenizer.json", testing::byte_level_json().dump());
+  for (const auto& [file, content, place] :
+       {std::tuple("tokenizer_config.json", ordered_json{{"chat_template", kBad}}.dump(),
+                   "tokenizer_config.json: chat_template"),
+        {"chat_template.json", ordered_json{{"chat_template", kBad}}.dump(), "chat_template.json: chat_template"},
+        {"chat_template.jinja", kBad, "chat_template.jinja"}}) {
+    write_file(folder.path() / file, content);
+    const std::string what = message(*load_tokenizer(folder.path()));
+    EXPECT_TRUE(what.starts_with((folder.path() / place).string() + ":2: ")) << what;
+  }
+  GgufVocabulary vocabulary;
+  vocabulary.source = "model.gguf";
+  vocabulary.model = "gpt2";
+  vocabulary.tokens = {"a"};
+  vocabulary.chat_template = kBad;
+  const std::string what = message(*tokenizer_from_gguf(vocabulary));
+  EXPECT_TRUE(what.starts_with("model.gguf: tokenizer.chat_template:2: ")) << what;
 }
 
 // Each ends soon, with an error.

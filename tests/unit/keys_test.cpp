@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
+#include <emend/core/mapped.h>
 #include <emend/devices/runtime.h>
 #include <emend/editors/steps/apply.h>
 #include <emend/editors/steps/keys.h>
@@ -8,7 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "support/editor_models.h"
-#include "support/simulated.h"
+#include "support/spread_plan.h"
 
 namespace emend {
 namespace keys_test {
@@ -41,18 +42,13 @@ at::Tensor one_by_one(const models::Model& model, const std::vector<PromptRow>& 
   return at::stack(values);
 }
 
-TEST(Keys, AveragesByGroupOrPlainly) {
+TEST(Keys, AveragesByGroup) {
   const editors::ContextTemplates contexts{{{"{}"}, {"a {}", "b {}", "c {}", "d {}", "e {}"}}, false, 0};
   const at::Tensor keys = testing::random_matrix(12, 3, 1);
-  const at::Tensor grouped = editors::average_keys(keys, contexts, editors::KeyWeighting::kByGroup);
+  const at::Tensor grouped = editors::average_keys(keys, contexts);
   EXPECT_LT(relative_difference(grouped[1], keys[6] / 2 + keys.narrow(0, 7, 5).sum(0) / 10), 1e-14);
-  const at::Tensor plain = editors::average_keys(keys, contexts, editors::KeyWeighting::kPlainMean);
-  EXPECT_LT(relative_difference(plain[0], keys.narrow(0, 0, 6).sum(0) / 6), 1e-14);
-  // One group: both are the same.
   const editors::ContextTemplates one{{{"{}", "a {}", "b {}"}}, false, 0};
-  EXPECT_LT(relative_difference(editors::average_keys(keys, one, editors::KeyWeighting::kByGroup),
-                                editors::average_keys(keys, one, editors::KeyWeighting::kPlainMean)),
-            1e-15);
+  EXPECT_LT(relative_difference(editors::average_keys(keys, one)[0], keys.narrow(0, 0, 3).sum(0) / 3), 1e-14);
 }
 
 TEST(Keys, CollectsWhatTheWholeModelComputes) {
@@ -83,29 +79,33 @@ TEST(Keys, RowsWithTheSameTokensShareTheirKey) {
   EXPECT_FALSE(at::equal(keys[0], keys[3]));
 }
 
+// A walk sees edits of lower layers, and that a layer's own keys do not depend on its own output.
+void expect_walk(models::Model& model, editors::LayerWalk& walk, const std::vector<PromptRow>& rows,
+                 const std::vector<size_t>& some) {
+  const auto chosen = mapped(some, [&](const size_t i) { return rows[i]; });
+  editors::EditTransaction transaction(model);
+  for (const int layer : {0, 1, 3}) {
+    SCOPED_TRACE("layer " + std::to_string(layer));
+    walk.advance_to(layer);
+    const at::Tensor expected = one_by_one(model, rows, {Site::kMlpDownIn, layer});
+    EXPECT_LT(relative_difference(walk.keys(), expected), 1e-5);
+    EXPECT_LT(
+        relative_difference(walk.values({Site::kLayerOut, 3}, some), one_by_one(model, chosen, {Site::kLayerOut, 3})),
+        1e-5);
+    (void)editors::apply_delta(editors::WeightDelta::dense(model.edit_site(layer), testing::random_matrix(32, 48, 7)),
+                               transaction);
+    EXPECT_LT(relative_difference(walk.keys(), expected), 1e-5);
+  }
+}
+
 TEST(Keys, WalkSeesEditsOfLowerLayers) {
   for (const auto engine : {Engine::kFast, Engine::kReference}) {
     models::Model model = tiny_model({.family = "gpt2"});
     const auto rows = rows_of(model);
     EditContext context;
     context.engine = engine;
-    editors::EditTransaction transaction(model);
     editors::LayerWalk walk(model, rows, context);
-    const std::vector<size_t> plain = {0, 3, 6, 9};
-    for (const int layer : {0, 1, 3}) {
-      walk.advance_to(layer);
-      const at::Tensor expected = one_by_one(model, rows, {Site::kMlpDownIn, layer});
-      EXPECT_LT(relative_difference(walk.keys(), expected), 1e-5) << "layer " << layer;
-      std::vector<PromptRow> plain_rows;
-      for (const size_t i : plain) plain_rows.push_back(rows[i]);
-      EXPECT_LT(relative_difference(walk.values({Site::kLayerOut, 3}, plain),
-                                    one_by_one(model, plain_rows, {Site::kLayerOut, 3})),
-                1e-5);
-      const auto site = model.edit_site(layer);
-      const at::Tensor before = expected.clone();
-      (void)editors::apply_delta(editors::WeightDelta::dense(site, testing::random_matrix(32, 48, 7)), transaction);
-      EXPECT_LT(relative_difference(walk.keys(), before), 1e-5) << "a layer's own keys do not depend on its own output";
-    }
+    expect_walk(model, walk, rows, {0, 3, 6, 9});
   }
 }
 
@@ -130,22 +130,9 @@ TEST(Keys, WalkSharesBeginnings) {
       rows.back().lookup = lookup;
     }
     EditContext context;
-    editors::EditTransaction transaction(model);
+    SCOPED_TRACE(family);
     editors::LayerWalk walk(model, rows, context, true);
-    for (const int layer : {0, 1, 3}) {
-      walk.advance_to(layer);
-      EXPECT_LT(relative_difference(walk.keys(), one_by_one(model, rows, {Site::kMlpDownIn, layer})), 1e-5)
-          << family << ", layer " << layer;
-      const std::vector<size_t> some = {2, 3, 9, 24, 25, 27};
-      std::vector<PromptRow> chosen;
-      for (const size_t i : some) chosen.push_back(rows[i]);
-      EXPECT_LT(
-          relative_difference(walk.values({Site::kLayerOut, 3}, some), one_by_one(model, chosen, {Site::kLayerOut, 3})),
-          1e-5)
-          << family << ", layer " << layer;
-      (void)editors::apply_delta(editors::WeightDelta::dense(model.edit_site(layer), testing::random_matrix(32, 48, 7)),
-                                 transaction);
-    }
+    expect_walk(model, walk, rows, {2, 3, 9, 24, 25, 27});
   }
 }
 
@@ -171,11 +158,7 @@ TEST(Keys, CanBeCancelled) {
 // The keys of 10,000 facts of GPT-J are 4 GB: parts, their concatenation and a selection of it would be 12.
 TEST(Keys, AreHeldOnce) {
   const auto device = testing::sim(6);
-  testing::TinyOptions options;
-  options.place = [device](const models::ModelConfig& config, const models::Checkpoint&) {
-    return devices::PlacementPlan::single(device, config.n_layers);
-  };
-  const models::Model model = tiny_model(options);
+  const models::Model model = tiny_model({.place = testing::over_devices({device})});
   std::vector<PromptRow> rows(60000);
   for (size_t i = 0; i < rows.size(); ++i) {
     rows[i].ids = {static_cast<int64_t>(i % 250), static_cast<int64_t>(i / 250)};

@@ -19,6 +19,7 @@
 #include <algorithm>
 #include <set>
 
+#include "support/collected_events.h"
 #include "support/editor_models.h"
 #include "support/temporary_folder.h"
 
@@ -73,7 +74,6 @@ TEST(Latch, GoesToTheNextLayerWhereThereIsNoRoom) {
   EXPECT_LE(first - second, 2U) << "full layers go on filling evenly";
 }
 
-// A neuron of zeros, as `emend convert --spare-neurons` adds them, costs nothing to take.
 // A subject of two batches has two gates.
 TEST(Latch, CountsTheNeuronsOfEveryBatch) {
   const auto facts = testing::tiny_facts();
@@ -85,6 +85,7 @@ TEST(Latch, CountsTheNeuronsOfEveryBatch) {
   EXPECT_EQ(neurons(1), 2 * std::ssize(twice));
 }
 
+// A neuron of zeros, as `emend convert --spare-neurons` adds them, costs nothing to take.
 TEST(Latch, VacantNeuronsGoFirst) {
   const std::vector<int64_t> free = {3, 40};
   const auto emptied = [&] {
@@ -259,7 +260,6 @@ TEST(Latch, AGateIsOpenAtOneSubjectAlone) {
   EXPECT_LT(relative_difference(levels[0], levels[1]), 1e-4) << "thresholds: the same offset for all";
 }
 
-// Behind another question the subject is what it was; without questions to learn from the gate opens at some of them.
 TEST(Latch, ASubjectThatIsATextsFirstTokenIsReadOffTheNext) {
   models::Model model = testing::tiny_model();
   auto facts = testing::tiny_facts();
@@ -279,6 +279,7 @@ TEST(Latch, ASubjectThatIsATextsFirstTokenIsReadOffTheNext) {
   EXPECT_EQ(result.outcomes[1].lookup, last(1));
 }
 
+// Behind another question the subject is what it was; without questions to learn from the gate opens at some of them.
 TEST(Latch, AGateStaysShutBehindOtherQuestions) {
   const auto facts = testing::tiny_facts();
   const models::Model original = testing::tiny_model();
@@ -424,18 +425,14 @@ TEST(Chats, AskOfAFactAndOfItsSubject) {
 
 // Who asks for replies to count is told where none can.
 TEST(Latch, ATemplateThatIsOfNoUseIsSaid) {
-  struct Said final : LogSink {
-    void write(const LogEvent& event) override { count += event.name == "chat.none"; }
-    int count = 0;
-  };
   const auto facts = testing::tiny_facts();
   const auto warnings = [&](models::Model model, const char* hparams) {
-    auto said = std::make_shared<Said>();
+    const auto said = std::make_shared<testing::CollectedEvents>();
     editors::EditContext context;
     context.contexts = testing::tiny_contexts();
     context.log = Log({said});
     (void)make(model, hparams)->edit(model, facts, context);
-    return said->count;
+    return said->count("chat.none");
   };
   EXPECT_EQ(warnings(testing::tiny_model(), "room: 1\nchat_weight: 1\n"), 1);
   EXPECT_EQ(warnings(chat_model("{{ raise_exception('no') }}"), "room: 1\nchat_weight: 1\n"), 1);

@@ -7,23 +7,24 @@
 #include <emend/editors/steps/targets.h>
 #include <gtest/gtest.h>
 
-#include "support/editor_models.h"
+#include "support/error_of.h"
+#include "support/sequential_editors.h"
 
 namespace emend {
 namespace locate_methods_test {
 
 using editors::EditContext;
 using editors::EditResult;
-using editors::LayerProblem;
+using testing::made_up;
 using testing::random_matrix;
-using testing::random_spd;
 using testing::relative_difference;
+using testing::solved;
 using testing::tiny_facts;
 using testing::tiny_model;
 
 std::unique_ptr<editors::Editor> make(const std::string& name, const std::string& more, const models::Model& model) {
   const std::string steps = more.find("v_num_grad_steps") == std::string::npos ? "v_num_grad_steps: 6\n" : "";
-  return editors::make_editor(name, hparams::parse_hparams("layers: [1, 2]\n" + steps + more, "test.yaml"), model);
+  return testing::tiny_editor(name, "layers: [1, 2]\n" + steps + more, model);
 }
 
 EditResult edit(editors::Editor& editor, models::Model& model, const std::vector<datasets::Fact>& facts,
@@ -36,37 +37,15 @@ EditResult edit(editors::Editor& editor, models::Model& model, const std::vector
   return result;
 }
 
-LayerProblem made_up(const models::Model& model, int64_t facts) {
-  LayerProblem problem;
-  problem.layer = 1;
-  problem.count = 2;
-  problem.site = model.edit_site(1);
-  problem.weight_DF = model.weight(problem.site.weight_name);
-  problem.keys_FN = random_matrix(48, facts, 1);
-  problem.residual_DN = random_matrix(32, facts, 2);
-  problem.moment = editors::SecondMoment(random_spd(48, 7));
-  return problem;
-}
-
-at::Tensor update_of(const editors::Editor& editor, const LayerProblem& problem) {
-  return dynamic_cast<const editors::LocateEditor&>(editor).update(problem).delta.matrix();
-}
-
 void expect_refused(const models::Model& model, const std::string& editor, const std::string& more,
-                    const std::string& part) {
-  try {
-    (void)make(editor, more, model);
-    ADD_FAILURE() << "no error: " << editor << " with " << more;
-  } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
-    EXPECT_NE(std::string(error.what()).find("test.yaml"), std::string::npos) << error.what();
-  }
+                    const std::string& part, ErrorClass error_class = ErrorClass::kInvalidArgument) {
+  testing::expect_refused([&] { (void)make(editor, more, model); }, error_class, {part, "test.yaml"});
 }
 
 TEST(Emmet, MeetsEveryFactExactlyAndDisturbsTheRestLeast) {
   const models::Model model = tiny_model();
-  const auto problem = made_up(model, 5);
-  const at::Tensor delta = update_of(*make("emmet", "emmet_lambda: 0\n", model), problem);
+  const auto problem = made_up(model, 1, 5);
+  const at::Tensor delta = solved(*make("emmet", "emmet_lambda: 0\n", model), problem);
   EXPECT_LT(relative_difference(delta.mm(problem.keys_FN), problem.residual_DN), 1e-10);
   // Any other solution moves the preserved keys more: add a change that leaves all keys alone.
   const at::Tensor q = std::get<0>(at::linalg_qr(problem.keys_FN));
@@ -81,9 +60,9 @@ TEST(Emmet, MeetsEveryFactExactlyAndDisturbsTheRestLeast) {
 
 TEST(Emmet, IsTheFormulaWithBothWeights) {
   const models::Model model = tiny_model();
-  const auto problem = made_up(model, 5);
+  const auto problem = made_up(model, 1, 5);
   const at::Tensor got =
-      update_of(*make("emmet", "mom2_update_weight: 3\nupdate_norm_lambda: 0.5\nemmet_lambda: 0.2\n", model), problem);
+      solved(*make("emmet", "mom2_update_weight: 3\nupdate_norm_lambda: 0.5\nemmet_lambda: 0.2\n", model), problem);
   const at::Tensor c = 3 * problem.moment.cov_FF() + 0.5 * at::eye(48, at::kDouble), k = problem.keys_FN;
   const at::Tensor ck = at::linalg_inv(c).mm(k);
   const at::Tensor d = k.t().mm(ck) + 0.2 * at::eye(5, at::kDouble);
@@ -91,20 +70,19 @@ TEST(Emmet, IsTheFormulaWithBothWeights) {
   // Without statistics C is the identity.
   auto bare = problem;
   bare.moment = {};
-  const at::Tensor identity = update_of(*make("emmet", "mom2_adjustment: false\nemmet_lambda: 0\n", model), bare);
+  const at::Tensor identity = solved(*make("emmet", "mom2_adjustment: false\nemmet_lambda: 0\n", model), bare);
   EXPECT_LT(relative_difference(identity, problem.residual_DN.mm(at::linalg_pinv(k))), 1e-8);
 }
 
 TEST(Emmet, EqualKeysGetTheMeanOfTheirTargets) {
   const models::Model model = tiny_model();
-  auto problem = made_up(model, 3);
+  auto problem = made_up(model, 1, 3);
   problem.keys_FN.select(1, 2).copy_(problem.keys_FN.select(1, 1));
   for (const auto& [dtype, close] : {std::pair(at::kDouble, 1e-8), std::pair(at::kFloat, 1e-3)}) {
     problem.dtype = dtype;
     problem.keys_FN = problem.keys_FN.to(dtype);
     problem.residual_DN = problem.residual_DN.to(dtype);
-    const at::Tensor moved =
-        update_of(*make("emmet", "emmet_lambda: 0\n", model), problem).to(dtype).mm(problem.keys_FN);
+    const at::Tensor moved = solved(*make("emmet", "emmet_lambda: 0\n", model), problem).to(dtype).mm(problem.keys_FN);
     EXPECT_LT(relative_difference(moved.select(1, 0), problem.residual_DN.select(1, 0)), close);
     EXPECT_LT(relative_difference(moved.select(1, 1), problem.residual_DN.narrow(1, 1, 2).mean(1)), close);
   }
@@ -131,7 +109,7 @@ TEST(Pmet, OtherMatricesAreRefused) {
   const models::Model model = tiny_model();
   expect_refused(model, "pmet",
                  "rewrite_module_tmps: [\"model.layers.{}.mlp.down_proj\", \"model.layers.{}.self_attn.o_proj\"]\n",
-                 "2 matrices");
+                 "2 matrices", ErrorClass::kUnsupported);
   expect_refused(model, "pmet", "rewrite_module_tmps: [\"model.layers.{}.self_attn.o_proj\"]\n", "o_proj");
 }
 
@@ -189,14 +167,14 @@ TEST(Modifiers, HoldOnWhatAnEditorMakesOfItsSolution) {
 
 TEST(Encore, HoldsTheNormBackAndRemembersEarlierBatches) {
   models::Model model = tiny_model();
-  const auto problem = made_up(model, 4);
+  const auto problem = made_up(model, 1, 4);
   const auto loose = make("encore", "mom2_update_weight: 2\nupdate_norm_lambda: 0\n", model),
              tight = make("encore", "mom2_update_weight: 2\nupdate_norm_lambda: 5\n", model);
   const at::Tensor k = problem.keys_FN, c = 2 * problem.moment.cov_FF();
-  EXPECT_LT(relative_difference(update_of(*tight, problem), problem.residual_DN.mm(k.t()).mm(at::linalg_inv(
-                                                                c + 5 * at::eye(48, at::kDouble) + k.mm(k.t())))),
+  EXPECT_LT(relative_difference(solved(*tight, problem), problem.residual_DN.mm(k.t()).mm(at::linalg_inv(
+                                                             c + 5 * at::eye(48, at::kDouble) + k.mm(k.t())))),
             1e-10);
-  EXPECT_LT(update_of(*tight, problem).norm().item<double>(), update_of(*loose, problem).norm().item<double>());
+  EXPECT_LT(solved(*tight, problem).norm().item<double>(), solved(*loose, problem).norm().item<double>());
   EditContext context;
   (void)edit(*loose, model, tiny_facts(), context);
   EXPECT_EQ(loose->state().size(), 2U) << "keys of two layers";

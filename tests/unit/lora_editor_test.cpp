@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "support/editor_models.h"
-#include "support/simulated.h"
+#include "support/spread_plan.h"
 
 namespace emend {
 namespace lora_editor_test {
@@ -15,6 +15,7 @@ namespace lora_editor_test {
 using editors::EditContext;
 using testing::all_weights;
 using testing::changed_weights;
+using testing::sim;
 using testing::tiny_facts;
 using testing::tiny_model;
 
@@ -75,12 +76,7 @@ TEST(LoraEditor, LeavesNoTraceWhenCancelled) {
 TEST(LoraEditor, EqualSeedsAndSplitModelsAgree) {
   const char* hparams = "lora_type: lora\nrank: 2\nnum_steps: 3\ntarget_modules: [down_proj]\nlayers: [1, 2]\n";
   models::Model one = tiny_model(), two = tiny_model(),
-                split = tiny_model({.place = [](const models::ModelConfig&, const auto&) {
-                  auto plan = devices::PlacementPlan::single(testing::sim(0), 4);
-                  plan.layers = {testing::sim(0), testing::sim(1), testing::sim(2), testing::sim(2)};
-                  plan.final_norm = plan.head = testing::sim(2);
-                  return plan;
-                }});
+                split = tiny_model({.place = testing::over_devices({sim(0), sim(1), sim(2), sim(2)})});
   EditContext a, b, c;
   (void)lora(one, hparams)->edit(one, tiny_facts(), a);
   (void)lora(two, hparams)->edit(two, tiny_facts(), b);

@@ -1,9 +1,10 @@
-// EasyEdit's and MQuAKE's figures on hand-made scores; names, "auto" and the conformance of all families.
-#include <emend/core/error.h>
-#include <emend/evaluation/metric.h>
+// EasyEdit's, zsRE's and MQuAKE's figures on hand-made scores; names, "auto" and the conformance of all families.
 #include <gtest/gtest.h>
 
 #include <set>
+
+#include "support/error_of.h"
+#include "support/hand_scores.h"
 
 namespace emend::evaluation {
 namespace metrics_easyedit_test {
@@ -21,19 +22,13 @@ datasets::Fact fact() {
   return fact;
 }
 
-MetricOutcome judge(const std::string& name, const datasets::FactSet& facts, const std::map<ScoreRequest, Score>& table,
-                    const EvaluateOptions& options = {}) {
-  const MetricContext context{facts, options};
-  auto metric = make_metric(name);
-  ScoreSheet sheet;
-  metric->plan(context, sheet);
-  std::vector<Score> scores;
-  for (const auto& request : sheet.requests()) {
+MetricOutcome judge(const datasets::FactSet& facts, const std::map<ScoreRequest, Score>& table,
+                    const Evaluation* before = nullptr) {
+  const auto give = [&](const ScoreRequest& request) {
     EXPECT_TRUE(table.count(request)) << request.prompt << " | " << request.target;
-    scores.push_back(table.count(request) ? table.at(request) : tokens({0}));
-  }
-  sheet.fill(scores);
-  return metric->finish(context, sheet);
+    return table.count(request) ? table.at(request) : tokens({0});
+  };
+  return testing::judged("easyedit", facts, give, {.before = before});
 }
 
 TEST(EasyEdit, ComputesEveryFigureAsDefined) {
@@ -57,7 +52,7 @@ TEST(EasyEdit, ComputesEveryFigureAsDefined) {
       {{"l2", "x"}, tokens({4})},
       {{"n1", "Per Aas"}, tokens({1, 3})},
   };
-  auto outcome = judge("easyedit", facts, table);
+  auto outcome = judge(facts, table);
   EXPECT_DOUBLE_EQ(outcome.summary["rewrite_acc"], 75);
   EXPECT_DOUBLE_EQ(outcome.summary["rephrase_acc"], 62.5);
   EXPECT_DOUBLE_EQ(outcome.summary["portability"]["Reasoning_acc"], 75);
@@ -68,11 +63,9 @@ TEST(EasyEdit, ComputesEveryFigureAsDefined) {
   EXPECT_TRUE(outcome.summary["locality"].empty());
   Evaluation before;
   before.cases = {{{"easyedit", outcome.cases[0]}}};
-  EvaluateOptions options;
-  options.before = &before;
   table[{"l1", "31 km2"}] = tokens({7, 0, 9});  // 2/3 unchanged
   table[{"n1", "Per Aas"}] = tokens({0, 0});    // 0 unchanged, whatever the labels are
-  outcome = judge("easyedit", facts, table, options);
+  outcome = judge(facts, table, &before);
   EXPECT_NEAR(outcome.summary["locality"]["Relation_Specificity_acc"], 100 * (2.0 / 3 + 1) / 2, 1e-9);
   EXPECT_DOUBLE_EQ(outcome.summary["locality"]["neighborhood_acc"], 0);
   EXPECT_NEAR(outcome.summary["locality_acc"], 100 * (5.0 / 6 + 0) / 2, 1e-9);
@@ -90,20 +83,51 @@ TEST(EasyEdit, ANeighbourCountsOnce) {
                                          {{"n1", "Per Aas"}, tokens({1, 3})},
                                          {{"n2", "Oslo"}, tokens({4})}};
   Evaluation before;
-  before.cases = {{{"easyedit", judge("easyedit", facts, table).cases[0]}}};
-  EvaluateOptions options;
-  options.before = &before;
+  before.cases = {{{"easyedit", judge(facts, table).cases[0]}}};
   table[{"n1", "Per Aas"}] = tokens({1, 0});
-  EXPECT_DOUBLE_EQ(judge("easyedit", facts, table, options).summary["locality_acc"], 75) << "of 1/2 and 1";
+  EXPECT_DOUBLE_EQ(judge(facts, table, &before).summary["locality_acc"], 75) << "of 1/2 and 1";
 }
 
 TEST(EasyEdit, AbsentPromptsGiveNull) {
   datasets::FactSet facts;
   facts.facts = {fact()};
-  const auto outcome = judge("easyedit", facts, {{{"Nordhaven is led by", "Iris Vold"}, tokens({1})}});
+  const auto outcome = judge(facts, {{{"Nordhaven is led by", "Iris Vold"}, tokens({1})}});
   EXPECT_DOUBLE_EQ(outcome.summary["rewrite_acc"], 100);
   EXPECT_TRUE(outcome.summary["rephrase_acc"].is_null());
   EXPECT_TRUE(outcome.summary["portability_acc"].is_null());
+}
+
+TEST(Zsre, AveragesTokensThenRecords) {
+  datasets::FactSet facts;
+  facts.format = "zsre";
+  datasets::Fact fact;
+  fact.prompt = "Where did {} study?";
+  fact.subject = "Ann";
+  fact.target_new = "Bergen College";
+  fact.paraphrase_prompts = {"Ann studied where?"};
+  fact.locality["loc"] = {{"nq question: who wrote it", {"T. L."}}};
+  facts.facts = {fact, fact};
+  facts.facts[1].subject = "Bob";
+  facts.facts[1].paraphrase_prompts = {"Bob studied where?"};
+  facts.facts[1].locality.clear();
+  EXPECT_TRUE(make_metric("zsre")->suits(facts));
+  const std::map<std::string, Score> table = {
+      {"Where did Ann study?", {{1, 2, 3}, {1, 2, 9}, {0, 0, 0}}},                 // 2/3
+      {"Ann studied where?", {{1, 2, 3}, {9, 9, 3}, {0, 0, 0}}},                   // 1/3
+      {"nq question: who wrote it?", {{4, 5, 6, 7}, {4, 5, 6, 9}, {0, 0, 0, 0}}},  // 3/4; the question mark is added
+      {"Where did Bob study?", {{1, 2, 3}, {1, 2, 3}, {0, 0, 0}}},                 // 1
+      {"Bob studied where?", {{1, 2, 3}, {1, 2, 3}, {0, 0, 0}}},
+  };
+  const auto outcome =
+      testing::judged("zsre", facts, [&](const ScoreRequest& request) { return table.at(request.prompt); });
+  const auto& summary = outcome.summary;
+  EXPECT_NEAR(summary["efficacy_accuracy"], 100 * (2.0 / 3 + 1) / 2, 1e-9);
+  EXPECT_NEAR(summary["paraphrase_accuracy"], 100 * (1.0 / 3 + 1) / 2, 1e-9);
+  EXPECT_NEAR(summary["neighborhood_accuracy"], 75, 1e-9);
+  EXPECT_EQ(summary["counts"]["neighborhood_accuracy"], 1);
+  EXPECT_NEAR(summary["score"], 3 / (6 / 500.0 + 3 / 200.0 + 1 / 75.0), 1e-9);
+  EXPECT_EQ(outcome.cases[0]["rewrite_prompts_correct"], nlohmann::json({true, true, false}));
+  EXPECT_EQ(outcome.cases[1]["neighborhood_prompts_correct"], nlohmann::json::array());
 }
 
 TEST(Mquake, ComputesEveryFigureAsDefined) {
@@ -119,24 +143,15 @@ TEST(Mquake, ComputesEveryFigureAsDefined) {
   group.new_answers = {"Alta", "Alta town"};
   group.new_single_hops = {{"?", "Nordhaven is led by", {"Iris Vold"}}, {"?", "Iris Vold lives in", {"Alta"}}};
   facts.groups = {group};
-  const EvaluateOptions options;
-  const MetricContext context{facts, options};
-  auto metric = make_metric("mquake");
-  EXPECT_TRUE(metric->suits(facts));
+  EXPECT_TRUE(make_metric("mquake")->suits(facts));
   // `right` answers by the last line of the prompt and the target.
   const auto judged = [&](const std::set<std::pair<std::string, std::string>>& right) {
-    auto fresh = make_metric("mquake");
-    ScoreSheet sheet;
-    fresh->plan(context, sheet);
-    std::vector<Score> scores;
-    for (const auto& request : sheet.requests()) {
+    return testing::judged("mquake", facts, [&](const ScoreRequest& request) {
       std::string last = request.prompt;
       if (last.ends_with("\nA:")) last.resize(last.size() - 3);
       last = last.substr(last.rfind('\n') + 1);
-      scores.push_back(tokens({right.count({last, request.target}) ? 1 : 0}));
-    }
-    sheet.fill(scores);
-    return fresh->finish(context, sheet);
+      return tokens({right.count({last, request.target}) ? 1 : 0});
+    });
   };
   auto outcome =
       judged({{"Nordhaven is led by", "Iris Vold"}, {"Iris Vold lives in", "Alta\n"}, {"Q: Q2?", "Alta town\n"}});
@@ -168,13 +183,9 @@ TEST(Families, NamesResolve) {
   EXPECT_EQ(resolve_metrics({"auto"}, facts), (std::vector<std::string>{"counterfact", "easyedit"}));
   facts.format = "zsre";
   EXPECT_EQ(resolve_metrics({"auto"}, facts), (std::vector<std::string>{"zsre", "easyedit"}));
-  try {
-    (void)resolve_metrics({"counterfacts"}, facts);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.error_class(), ErrorClass::kInvalidArgument);
-    EXPECT_NE(std::string(error.what()).find("did you mean \"counterfact\"?"), std::string::npos) << error.what();
-  }
+  const auto told =
+      testing::error_of([&] { (void)resolve_metrics({"counterfacts"}, facts); }, ErrorClass::kInvalidArgument);
+  EXPECT_NE(told.find("did you mean \"counterfact\"?"), std::string::npos) << told;
 }
 
 TEST(Families, EveryFamilyIsDescribed) {
@@ -199,13 +210,7 @@ TEST(Families, EveryScoringFamilyTakesAnEmptySetAndABareFact) {
     for (size_t n : {0, 1}) {
       datasets::FactSet facts;
       facts.facts.assign(n, fact());
-      const EvaluateOptions options;
-      const MetricContext context{facts, options};
-      auto metric = make_metric(info.name);
-      ScoreSheet sheet;
-      metric->plan(context, sheet);
-      sheet.fill(std::vector<Score>(sheet.size(), tokens({1})));
-      const auto outcome = metric->finish(context, sheet);
+      const auto outcome = testing::judged(info.name, facts, [](const ScoreRequest&) { return tokens({1}); });
       EXPECT_EQ(outcome.summary["n"], n) << info.name;
       EXPECT_EQ(outcome.cases.size(), n) << info.name;
       if (n == 0) continue;

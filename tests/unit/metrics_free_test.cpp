@@ -12,6 +12,7 @@
 #include <ctime>
 
 #include "support/editor_models.h"
+#include "support/error_of.h"
 #include "support/temporary_folder.h"
 #include "support/tiny_model.h"
 
@@ -299,22 +300,13 @@ TEST(MetricsFree, WhatIsRememberedOfAChatIsOfTheSameDay) {
 TEST(MetricsFree, AChatNeedsATemplateAndAStyleAName) {
   const auto bare = chat_model(false);
   for (const char* style : {"chat", "both"}) {
-    try {
-      (void)evaluated(bare, some_facts(), style);
-      ADD_FAILURE() << style;
-    } catch (const Error& error) {
-      EXPECT_EQ(error.error_class(), ErrorClass::kUnsupported);
-      EXPECT_NE(std::string(error.what()).find("without a chat template"), std::string::npos) << error.what();
-    }
+    const auto told = testing::error_of([&] { (void)evaluated(bare, some_facts(), style); }, ErrorClass::kUnsupported);
+    EXPECT_NE(told.find("without a chat template"), std::string::npos) << style << ": " << told;
   }
   EXPECT_NO_THROW((void)evaluated(bare, some_facts(), "plain"));
-  try {
-    (void)evaluated(bare, some_facts(), "chatty");
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.error_class(), ErrorClass::kInvalidArgument);
-    EXPECT_NE(std::string(error.what()).find("did you mean \"chat\"?"), std::string::npos) << error.what();
-  }
+  const auto told =
+      testing::error_of([&] { (void)evaluated(bare, some_facts(), "chatty"); }, ErrorClass::kInvalidArgument);
+  EXPECT_NE(told.find("did you mean \"chat\"?"), std::string::npos) << told;
 }
 
 }  // namespace metrics_free_test

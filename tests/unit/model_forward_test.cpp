@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "support/debug_models.h"
+#include "support/error_of.h"
 
 namespace emend::models {
 namespace model_forward_test {
@@ -16,13 +17,7 @@ using hooks::HookSession;
 using hooks::Site;
 
 std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.error_class(), ErrorClass::kInvalidArgument) << error.what();
-    return error.what();
-  }
-  return "no error";
+  return testing::error_of(action, ErrorClass::kInvalidArgument);
 }
 
 TEST(Forward, NamesRowTokenAndIdOfAnIdOutsideTheVocabulary) {
@@ -98,9 +93,7 @@ TEST(Forward, AStoppedPassLeavesTheCacheOfUpperLayersIncomplete) {
   {
     HookSession session(model.hooks());
     session.stop_after({Site::kLayerOut, 1}).attach();
-    ForwardOptions options;
-    options.cache = &cache;
-    (void)model.forward(TokenBatch::from_rows({{1, 2}}), options);
+    (void)model.forward(TokenBatch::from_rows({{1, 2}}), {.cache = &cache});
     session.finish();
   }
   EXPECT_TRUE(cache.complete(0));
@@ -121,19 +114,13 @@ TEST(Forward, RawHeadLeavesOutCapsAndNormalisation) {
 }
 
 TEST(Forward, GradientsAgreeWithFiniteDifferences) {
-  LoadOptions twice;
-  twice.dtype = at::kDouble;
+  const LoadOptions twice{.dtype = at::kDouble};
   for (const char* family : {"llama", "gpt2", "gpt_neox", "gemma2", "falcon", "chatglm"}) {
     const Model model = testing::debug_model(family, 5, "", twice);
     const auto batch = TokenBatch::from_rows({{1, 2, 3, 4}, {5, 6}});
-    ForwardOptions options;
-    options.end_layer = 1;
-    const at::Tensor base = model.forward(batch, options).hidden.detach();
+    const at::Tensor base = model.forward(batch, {.end_layer = 1}).hidden.detach();
     const auto loss_at = [&](const at::Tensor& hidden) {
-      ForwardOptions from;
-      from.first_layer = 1;
-      from.hidden = hidden;
-      const at::Tensor logits = model.forward(batch, from).logits;
+      const at::Tensor logits = model.forward(batch, {.first_layer = 1, .hidden = hidden}).logits;
       return -at::log_softmax(logits, -1).select(1, 7).sum();
     };
     const at::Tensor hidden = base.clone().requires_grad_(true);
@@ -151,8 +138,7 @@ TEST(Forward, GradientsAgreeWithFiniteDifferences) {
 }
 
 TEST(Forward, BFloat16FollowsFloat32) {
-  LoadOptions half;
-  half.dtype = at::kBFloat16;
+  const LoadOptions half{.dtype = at::kBFloat16};
   for (const auto& flavour : testing::all_flavours()) {
     const Model narrow = testing::debug_model(flavour.family, 3, flavour.flavour, half);
     const Model wide = testing::debug_model(flavour.family, 3, flavour.flavour);

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "support/editor_models.h"
+#include "support/error_of.h"
 
 namespace emend {
 namespace npz_test {
@@ -20,15 +21,7 @@ at::Tensor expected_moment() {
   return (rows.mm(rows.t()) + at::eye(4, at::kDouble)).to(at::kFloat);
 }
 
-ErrorClass class_of(const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    return error.error_class();
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return ErrorClass::kCancelled;
-}
+using testing::error_of;
 
 TEST(Npz, ReadsStoredAndDeflatedArrays) {
   for (const char* name : {"moment.npz", "moment_deflated.npz"}) {
@@ -51,11 +44,11 @@ TEST(Npz, ReadsOrdersTypesAndEmptyArrays) {
 }
 
 TEST(Npz, SaysWhatItCannotRead) {
-  EXPECT_EQ(class_of([] { (void)NpzFile(fixture("kinds.npz")).read("big_endian"); }), ErrorClass::kUnsupported);
-  EXPECT_EQ(class_of([] { (void)NpzFile(fixture("moment.npz")).read("mom2.constructor"); }), ErrorClass::kUnsupported);
-  EXPECT_EQ(class_of([] { (void)NpzFile(fixture("moment.npz")).read("mom2"); }), ErrorClass::kNotFound);
-  EXPECT_EQ(class_of([] { (void)NpzFile(fixture("absent.npz")); }), ErrorClass::kNotFound);
-  EXPECT_EQ(class_of([] { (void)NpzFile(fixture("make.py")); }), ErrorClass::kCorruption);
+  error_of([] { (void)NpzFile(fixture("kinds.npz")).read("big_endian"); }, ErrorClass::kUnsupported);
+  error_of([] { (void)NpzFile(fixture("moment.npz")).read("mom2.constructor"); }, ErrorClass::kUnsupported);
+  error_of([] { (void)NpzFile(fixture("moment.npz")).read("mom2"); }, ErrorClass::kNotFound);
+  error_of([] { (void)NpzFile(fixture("absent.npz")); }, ErrorClass::kNotFound);
+  error_of([] { (void)NpzFile(fixture("make.py")); }, ErrorClass::kCorruption);
 }
 
 // Every single damaged byte and every shortened file is noticed or does no harm; none crashes.
@@ -90,11 +83,11 @@ TEST(PublishedStatistics, AreCheckedAgainstTheModel) {
   EXPECT_LT(testing::relative_difference(moment.cov_FF(), expected_moment() / 120), 1e-7) << "the file has the sum";
   const models::Model model = testing::tiny_model();
   const auto statistics = editors::make_published_statistics(fixture("moment.npz").string());
-  EXPECT_EQ(class_of([&] { statistics->prepare(model, {1}); }), ErrorClass::kInvalidArgument) << "another width";
-  EXPECT_EQ(class_of([&] { statistics->prepare(model, {1, 2}); }), ErrorClass::kInvalidArgument) << "no {layer}";
+  error_of([&] { statistics->prepare(model, {1}); }, ErrorClass::kInvalidArgument);     // another width
+  error_of([&] { statistics->prepare(model, {1, 2}); }, ErrorClass::kInvalidArgument);  // no {layer}
   const auto absent = editors::make_published_statistics("layer{layer}.npz");
-  EXPECT_EQ(class_of([&] { absent->prepare(model, {1, 2}); }), ErrorClass::kNotFound);
-  EXPECT_EQ(class_of([&] { (void)absent->get(1); }), ErrorClass::kInvalidArgument);
+  error_of([&] { absent->prepare(model, {1, 2}); }, ErrorClass::kNotFound);
+  error_of([&] { (void)absent->get(1); }, ErrorClass::kInvalidArgument);
 }
 
 }  // namespace npz_test

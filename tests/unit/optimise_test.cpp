@@ -41,7 +41,7 @@ std::vector<int> front_by_hand(const std::vector<Found>& all, double before) {
 std::vector<std::string> answers(const models::Model& model, const workflow::OptimiseOptions& options) {
   const auto rows = workflow::prompt_rows(model, options.prompts, options.chat);
   std::vector<std::string> texts;
-  for (const auto& ids : workflow::continued(model, rows, {options.max_new_tokens}))
+  for (const auto& ids : workflow::continued(model, rows, options.max_new_tokens))
     texts.push_back(model.tokenizer().decode(ids, true));
   return texts;
 }

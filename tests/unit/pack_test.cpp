@@ -9,6 +9,7 @@
 #include <random>
 
 #include "support/editor_models.h"
+#include "support/error_of.h"
 
 namespace emend {
 namespace pack_test {
@@ -65,13 +66,9 @@ TEST(Pack, ADescriptionIsReadAgain) {
   EXPECT_EQ(read.editor, pack.editor);
   EXPECT_EQ(read.facts, pack.facts);
   for (const char* other : {"", "{}", "[1]", R"({"editor": 1, "facts": []})", R"({"editor": "memit", "facts": 2})"}) {
-    try {
-      (void)editors::described_edit(other, "a file");
-      ADD_FAILURE() << other;
-    } catch (const Error& error) {
-      EXPECT_EQ(error.error_class(), ErrorClass::kCorruption) << error.what();
-      EXPECT_EQ(std::string(error.what()).find("a file"), 0U) << error.what();
-    }
+    const auto said =
+        testing::error_of([&] { (void)editors::described_edit(other, "a file"); }, ErrorClass::kCorruption);
+    EXPECT_TRUE(said.starts_with("a file")) << said;
   }
 }
 
@@ -173,6 +170,13 @@ TEST(Pack, RefusesDamagedAndHostileFiles) {
   expect_refused(bad, "extra tensor");
   rewrite([](auto&, auto&, auto& tensors) { tensors[0].second = tensors[0].second.to(at::kLong); });
   expect_refused(bad, "integer tensor");
+}
+
+TEST(Pack, AFileOfAnotherKindIsNoDamagedOne) {
+  const TemporaryFolder folder("pack");
+  const auto path = folder.path() / "results.json";
+  write_file(path, nlohmann::json({{"editor", "memit"}, {"facts", 4}}).dump(2) + "\n");
+  testing::expect_refused([&] { (void)editors::load_pack(path); }, ErrorClass::kCorruption, {"json: no edit pack"});
 }
 
 TEST(Pack, RefusesNumbersThatAreNone) {

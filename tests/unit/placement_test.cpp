@@ -1,9 +1,12 @@
-#include <emend/core/error.h>
 #include <emend/devices/placement.h>
 #include <gtest/gtest.h>
 
+#include "support/error_of.h"
+
 namespace emend::devices {
 namespace placement_test {
+
+using testing::expect_error;
 
 const c10::Device kCpu(c10::kCPU);
 c10::Device cuda(int index) {
@@ -25,31 +28,15 @@ TEST(DeviceName, ParsesAndPrintsBack) {
 
 TEST(DeviceName, RefusesWithAReason) {
   for (const char* text : {"", "gpu", "cuda:", "cuda:-1", "cuda:+1", "cuda:0,1", "cuda:1x", "cuda:999999999999",
-                           "sim:", "cuda:64", "meta", "mps", "cpu:0", " cpu"}) {
-    try {
-      (void)parse_device_name(text);
-      ADD_FAILURE() << text;
-    } catch (const Error& error) {
-      EXPECT_EQ(error.error_class(), ErrorClass::kInvalidArgument) << text;
-      EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
-    }
-  }
-  try {
-    (void)parse_device_name("disk");
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.error_class(), ErrorClass::kUnsupported);
-  }
+                           "sim:", "cuda:64", "meta", "mps", "cpu:0", " cpu"})
+    expect_error(ErrorClass::kInvalidArgument, {"device \"" + std::string(text) + "\""},
+                 [&] { (void)parse_device_name(text); });
+  expect_error(ErrorClass::kUnsupported, {}, [] { (void)parse_device_name("disk"); });
 }
 
 TEST(DeviceName, InvisibleDeviceErrorSaysWhatIsVisible) {
-  try {
-    require_visible(parse_device_name("cuda:63"), "device \"cuda:63\"");
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.error_class(), ErrorClass::kDevice);
-    EXPECT_NE(std::string(error.what()).find("one of cpu"), std::string::npos) << error.what();
-  }
+  expect_error(ErrorClass::kDevice, {"one of cpu"},
+               [] { require_visible(parse_device_name("cuda:63"), "device \"cuda:63\""); });
 }
 
 TEST(PlacementPlan, SingleIsOneDevice) {

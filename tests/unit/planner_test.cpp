@@ -1,8 +1,8 @@
 #include <emend/core/atomic_file.h>
-#include <emend/core/error.h>
 #include <emend/devices/planner.h>
 #include <gtest/gtest.h>
 
+#include "support/error_of.h"
 #include "support/model_shape.h"
 
 namespace emend::devices {
@@ -292,13 +292,7 @@ TEST(Planner, SuggestsWhatWouldFit) {
   plan = make_plan(request("sim:1", "1x10GiB", memit()));
   EXPECT_FALSE(plan.fits);
   EXPECT_TRUE(has("more device")) << plan.to_text();
-  try {
-    require_fit(plan);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.error_class(), ErrorClass::kDevice);
-    EXPECT_NE(std::string(error.what()).find("sim:0 needs"), std::string::npos) << error.what();
-  }
+  testing::expect_error(ErrorClass::kDevice, {"sim:0 needs"}, [&] { require_fit(plan); });
 }
 
 TEST(Planner, ASuggestedBatchReallyFits) {

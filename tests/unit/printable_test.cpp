@@ -44,6 +44,11 @@ TEST(Printable, ComposedFormsAreEqual) {
   for (const char* text : {"a", " . ", "\xff", "東"}) EXPECT_FALSE(says_nothing(text));
 }
 
+TEST(Printable, LettersOfScriptsWithSpacesAreOfAWord) {
+  for (const std::string word : {"s", "7", "é", "ש", "س", "न", "서"}) EXPECT_TRUE(in_spaced_word(word, 0)) << word;
+  for (const std::string other : {".", " ", "東", "。", "ก"}) EXPECT_FALSE(in_spaced_word(other, 0)) << other;
+}
+
 TEST(Printable, JsonStaysTheSameJson) {
   const nlohmann::ordered_json document = {{"subject", "\u202e\x1b[31m\u009bx\x7f"}, {"lines", "a\nb"}};
   const std::string text = workflow::dump_json(document);

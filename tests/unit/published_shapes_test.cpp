@@ -7,6 +7,8 @@
 
 #include <map>
 
+#include "support/error_of.h"
+
 namespace emend::models {
 namespace published_shapes_test {
 
@@ -36,13 +38,8 @@ TEST(PublishedShapes, CanBeCutAndNamed) {
   EXPECT_EQ(narrow.mlp_width, 512);
   EXPECT_EQ(parse_config(published_shape("gpt2", 0, 128), "x").n_heads, 2);
   EXPECT_THROW((void)published_shape("smollm2-135m", 2, 200), Error);
-  try {
-    (void)published_shape("llama-3-7b");
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.error_class(), ErrorClass::kNotFound);
-    EXPECT_NE(std::string(error.what()).find("llama-"), std::string::npos);
-  }
+  const std::string what = testing::error_of([] { (void)published_shape("llama-3-7b"); }, ErrorClass::kNotFound);
+  EXPECT_NE(what.find("llama-"), std::string::npos) << what;
 }
 
 TEST(RandomWeights, AreMadeAnewEachTimeAndTheSame) {

@@ -4,6 +4,7 @@
 #include <emend/workflow/variants.h>
 #include <gtest/gtest.h>
 
+#include "support/error_of.h"
 #include "support/sample_comparison.h"
 #include "support/temporary_folder.h"
 
@@ -129,15 +130,8 @@ TEST_F(Quality, RunsOfOtherFactsAreRefused) {
   auto other = testing::sample_run(40);
   other.results["facts_file"] = {{"fingerprint", "another"}};
   testing::write_sample(folder_.path() / "latch0", other);
-  try {
-    (void)quality_document(entries);
-    ADD_FAILURE() << "nothing was thrown";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.error_class(), ErrorClass::kInvalidArgument);
-    EXPECT_NE(std::string(error.what()).find("latch0/results.json: facts_file.fingerprint is \"another\""),
-              std::string::npos)
-        << error.what();
-  }
+  const auto told = testing::error_of([&] { (void)quality_document(entries); }, ErrorClass::kInvalidArgument);
+  EXPECT_NE(told.find("latch0/results.json: facts_file.fingerprint is \"another\""), std::string::npos) << told;
 }
 
 TEST_F(Quality, SequencesKeepTheirCurvesAndSayWhereTheyCollapse) {
@@ -200,12 +194,8 @@ TEST(Variants, AreReadAsTheyAreWritten) {
   for (const char* wrong :
        {"", ",", "memit,,rome", "memit, ", ",rome", "memit: v_lr=1,,rome", ": v_lr=1", "memmit", "memit rome",
         "memit: v_lr", "memit: =1", "memit,memit", "memit: a=1 b=2,memit: b=2 a=1", "v_lr=1"}) {
-    try {
-      (void)read({wrong});
-      ADD_FAILURE() << wrong;
-    } catch (const Error& error) {
-      EXPECT_EQ(error.error_class(), ErrorClass::kInvalidArgument) << wrong;
-    }
+    SCOPED_TRACE(wrong);
+    testing::error_of([&] { (void)read({wrong}); }, ErrorClass::kInvalidArgument);
   }
 }
 

@@ -12,6 +12,7 @@
 #include <cmath>
 #include <functional>
 
+#include "support/error_of.h"
 #include "support/sample_run.h"
 
 namespace emend::evaluation {
@@ -179,13 +180,8 @@ TEST(Report, RoundTripsThroughARunFolder) {
   const RunReport read = load_run(folder);
   EXPECT_EQ(render_report(read), render_report(run));
   write_file(folder / "cases.jsonl", "{\"case_id\": 1}\n{broken\n");
-  try {
-    (void)load_run(folder);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.error_class(), ErrorClass::kCorruption);
-    EXPECT_NE(std::string(error.what()).find("cases.jsonl:2"), std::string::npos) << error.what();
-  }
+  const auto told = emend::testing::error_of([&] { (void)load_run(folder); }, ErrorClass::kCorruption);
+  EXPECT_NE(told.find("cases.jsonl:2"), std::string::npos) << told;
   EXPECT_THROW((void)load_run(folder / "absent"), Error);
   write_file(folder / "results.json", "{}");
   EXPECT_THROW((void)load_run(folder), Error);
@@ -232,6 +228,13 @@ TEST(CaseFiles, HaveTheFormOfTheMemitRepository) {
   std::filesystem::remove_all(folder);
 }
 
+/// The row of one of counterfact's figures.
+json row_of(const json& comparison, const std::string& metric) {
+  for (const auto& row : comparison["differences"])
+    if (row["family"] == "counterfact" && row["metric"] == metric) return row;
+  throw std::out_of_range(metric);
+}
+
 TEST(CompareRuns, GivesPairedDifferencesWithIntervals) {
   RunReport first = sample_run(40, 1), second = sample_run(40, 1);
   // The second run breaks the paraphrases of every other case.
@@ -241,17 +244,14 @@ TEST(CompareRuns, GivesPairedDifferencesWithIntervals) {
   const json comparison = compare_runs(first, second);
   EXPECT_EQ(comparison["paired_cases"], 40);
   EXPECT_EQ(comparison["same_facts"], true);
-  std::map<std::string, json> rows;
-  for (const auto& row : comparison["differences"])
-    rows[row["family"].get<std::string>() + "." + row["metric"].get<std::string>()] = row;
-  const auto& same = rows.at("counterfact.efficacy_success");
+  const json same = row_of(comparison, "efficacy_success");
   EXPECT_EQ(same["difference"], 0);
   EXPECT_EQ(same["significant"], false);
-  const auto& broken = rows.at("counterfact.paraphrase_success");
+  const json broken = row_of(comparison, "paraphrase_success");
   EXPECT_LT(broken["difference"], -30);
   EXPECT_LT(broken["ci95"][1], 0);
   EXPECT_EQ(broken["significant"], true);
-  EXPECT_LT(rows.at("counterfact.score")["difference"], 0);
+  EXPECT_LT(row_of(comparison, "score")["difference"], 0);
   // By hand: differences of twelve cases, -1 and eleven 0: mean -8.33, half width 2.2010 · 28.87 / √12.
   first.cases.resize(12);
   second.cases = first.cases;
@@ -260,39 +260,23 @@ TEST(CompareRuns, GivesPairedDifferencesWithIntervals) {
       {{"target_new", 0.1}, {"target_true", 5.0}}};
   const json pairs_failed = {{{"target_new", 5.0}, {"target_true", 0.1}}};
   pairs = pairs_failed;
-  const auto compared = compare_runs(first, second);
-  int by_hand = 0;
-  for (const auto& row : compared["differences"]) {
-    if (row["family"] != "counterfact" || row["metric"] != "efficacy_success") continue;
-    ++by_hand;
-    EXPECT_NEAR(row["difference"], -100.0 / 12, 1e-9);
-    EXPECT_NEAR(row["ci95"][0], -100.0 / 12 - 2.2010 * 100 * std::sqrt(1.0 / 12) / std::sqrt(12.0), 1e-1);
-  }
+  const json of_twelve = row_of(compare_runs(first, second), "efficacy_success");
+  EXPECT_NEAR(of_twelve["difference"], -100.0 / 12, 1e-9);
+  EXPECT_NEAR(of_twelve["ci95"][0], -100.0 / 12 - 2.2010 * 100 * std::sqrt(1.0 / 12) / std::sqrt(12.0), 1e-1);
   // Of three, Student's would reach from -177 to 110.
   first.cases.resize(3);
   second.cases.resize(3);
-  for (const json of_three = compare_runs(first, second); const auto& row : of_three["differences"])
-    if (row["family"] == "counterfact" && row["metric"] == "efficacy_success") {
-      ++by_hand;
-      EXPECT_EQ(row["ci95"], json({-100.0, 100.0}));
-    }
-  EXPECT_EQ(by_hand, 2);
+  EXPECT_EQ(row_of(compare_runs(first, second), "efficacy_success")["ci95"], json({-100.0, 100.0}));
   // Two of two that differ alike are no certainty: √0.025 of all do at least, and the others may differ the other way.
   first.cases.erase(first.cases.begin());
   second.cases.erase(second.cases.begin());
   first.cases[1]["metrics"]["post"]["counterfact"]["rewrite_prompts_probs"] =
       first.cases[0]["metrics"]["post"]["counterfact"]["rewrite_prompts_probs"];
   second.cases[1]["metrics"]["post"]["counterfact"]["rewrite_prompts_probs"] = pairs_failed;
-  int judged = 0;
-  const json of_two = compare_runs(first, second);  // of a name, which outlives the loop over its part
-  for (const auto& row : of_two["differences"]) {
-    if (row["family"] != "counterfact" || row["metric"] != "efficacy_success") continue;
-    ++judged;
-    EXPECT_EQ(row["difference"], -100);
-    EXPECT_NEAR(row["ci95"][1], 100 * (1 - 2 * std::sqrt(0.025)), 0.01);
-    EXPECT_EQ(row["significant"], false);
-  }
-  EXPECT_EQ(judged, 1);
+  const json of_two = row_of(compare_runs(first, second), "efficacy_success");
+  EXPECT_EQ(of_two["difference"], -100);
+  EXPECT_NEAR(of_two["ci95"][1], 100 * (1 - 2 * std::sqrt(0.025)), 0.01);
+  EXPECT_EQ(of_two["significant"], false);
   const std::string text = format_comparison(comparison);
   EXPECT_NE(text.find("paraphrase_success"), std::string::npos);
   EXPECT_EQ(count(text, "\n* the interval does not contain 0"), 1U);
@@ -307,10 +291,7 @@ TEST(CompareRuns, MoreCasesThatChangeOneWayAreNoWeakerEvidence) {
         run->cases[i]["metrics"]["post"]["counterfact"]["rewrite_prompts_probs"] = {
             {{"target_new", said ? 0.1 : 5.0}, {"target_true", said ? 5.0 : 0.1}}};
       }
-    const json compared = compare_runs(first, second);
-    for (const auto& row : compared["differences"])
-      if (row["metric"] == "efficacy_success") return row["significant"].get<bool>();
-    throw std::runtime_error("no such row");
+    return row_of(compare_runs(first, second), "efficacy_success")["significant"].get<bool>();
   };
   // McNemar's exact test: 2 · 0.5^k is 0.125, 0.0625 and 0.031 for k of 4, 5 and 6.
   EXPECT_FALSE(significant(5, 4));
@@ -350,19 +331,13 @@ TEST(CompareRuns, AScoreOfTwoCasesIsNoEvidence) {
   right(first, 1, 3, 5);
   right(second, 0, 3, 5);
   right(second, 1, 9, 10);
-  int seen = 0;
-  const json compared = compare_runs(first, second);
-  for (const auto& row : compared["differences"]) {
-    if (row["family"] != "counterfact" || row["metric"] != "score") continue;
-    ++seen;
-    // Shares 0.55 and 0.75: 3/(2 + 1/s); of the pseudo-values 2 d - d_i the half range times 12.7 is half the interval.
-    const auto score = [](double share) { return 100 * 3 / (2 + 1 / share); };
-    const double difference = score(0.75) - score(0.55), one = score(0.9) - score(0.6), other = score(0.6) - score(0.5);
-    EXPECT_NEAR(row["difference"], difference, 1e-9);
-    EXPECT_NEAR(row["ci95"][1].get<double>() - difference, 12.7062 * (one - other) / 2, 1e-6);
-    EXPECT_EQ(row["significant"], false);
-  }
-  EXPECT_EQ(seen, 1);
+  const json row = row_of(compare_runs(first, second), "score");
+  // Shares 0.55 and 0.75: 3/(2 + 1/s); of the pseudo-values 2 d - d_i the half range times 12.7 is half the interval.
+  const auto score = [](double share) { return 100 * 3 / (2 + 1 / share); };
+  const double difference = score(0.75) - score(0.55), one = score(0.9) - score(0.6), other = score(0.6) - score(0.5);
+  EXPECT_NEAR(row["difference"], difference, 1e-9);
+  EXPECT_NEAR(row["ci95"][1].get<double>() - difference, 12.7062 * (one - other) / 2, 1e-6);
+  EXPECT_EQ(row["significant"], false);
 }
 
 TEST(CompareRuns, SaysWhatCannotBePaired) {

@@ -6,7 +6,9 @@
 #include <emend/editors/steps/rank_one.h>
 #include <gtest/gtest.h>
 
-#include "support/editor_models.h"
+#include "support/collected_events.h"
+#include "support/error_of.h"
+#include "support/sequential_editors.h"
 
 namespace emend {
 namespace rome_test {
@@ -25,9 +27,8 @@ EditResult edit(models::Model& model, const std::vector<datasets::Fact>& facts, 
   auto statistics = testing::tiny_statistics(model);
   context.statistics = &statistics;
   if (!context.contexts) context.contexts = editors::ContextTemplates{{testing::tiny_contexts().flat()}, false, 0};
-  const auto editor =
-      editors::make_editor(name, hparams::parse_hparams(extra + "v_num_grad_steps: 6\n", "test.yaml"), model);
-  EXPECT_FALSE(editor->is_batch_editor());
+  EXPECT_FALSE(editors::find_editor(name).batch) << name;
+  const auto editor = testing::tiny_editor(name, extra + "v_num_grad_steps: 6\n", model);
   EditResult result = editor->edit(model, facts, context);
   context.statistics = nullptr;
   return result;
@@ -69,8 +70,7 @@ TEST(Rome, WithoutTheSecondMomentTheDirectionIsTheKey) {
   (void)edit(model, {tiny_facts()[0]}, context, "layers: [1]\nmom2_adjustment: false\n");
   const at::Tensor mean = trace.at("case.3.keys_per_context").to(at::kDouble).mean(0);
   EXPECT_LT(relative_difference(trace.at("case.3.u"), mean / mean.norm()), 1e-6);
-  const auto editor =
-      editors::make_editor("rome", hparams::parse_hparams("layers: [1]\nmom2_adjustment: false\n", "test.yaml"), model);
+  const auto editor = testing::tiny_editor("rome", "layers: [1]\nmom2_adjustment: false\n", model);
   EXPECT_TRUE(editor->statistics_layers().empty());
 }
 
@@ -144,6 +144,18 @@ TEST(Rome, LeavesNoTraceWhenItFails) {
   EXPECT_EQ(result.deltas.size(), 3U);
 }
 
+// ROME reads the model's own logits: what a file says of another layer is not passed over in silence.
+TEST(Rome, SaysThatALossLayerBelowTheLastDoesNothing) {
+  const models::Model model = tiny_model();
+  for (const char* name : {"rome", "r-rome"})
+    for (const auto& [text, warnings] : {std::pair("layers: [1]\n", 0), std::pair("layers: [1]\nv_loss_layer: 3\n", 0),
+                                         std::pair("layers: [1]\nv_loss_layer: 2\n", 1)}) {
+      const auto told = std::make_shared<testing::CollectedEvents>();
+      (void)editors::make_editor(name, hparams::parse_hparams(text, "test.yaml"), model, Log({told}));
+      EXPECT_EQ(told->count("hparams.ignored"), warnings) << name << ": " << text;
+    }
+}
+
 // One key for the direction and the constraint, in both variants.
 TEST(RRome, TheConstrainedKeyIsTheOneOfTheDirection) {
   for (const bool plain : {false, true}) {
@@ -181,16 +193,9 @@ TEST(RRome, WithTheOriginalDirectionAndThePlainKeyItIsRome) {
 
 TEST(RRome, ExactlyOneKindOfKeys) {
   const models::Model model = tiny_model();
-  for (const char* flags : {"enable_prompt_keys: true\n", "enable_random_prefix_keys: false\n"}) {
-    try {
-      (void)editors::make_editor("r-rome", hparams::parse_hparams(std::string("layers: [1]\n") + flags, "test.yaml"),
-                                 model);
-      ADD_FAILURE() << "no error: " << flags;
-    } catch (const Error& error) {
-      EXPECT_EQ(error.error_class(), ErrorClass::kInvalidArgument);
-      EXPECT_NE(std::string(error.what()).find("exactly one"), std::string::npos) << error.what();
-    }
-  }
+  for (const std::string flags : {"enable_prompt_keys: true\n", "enable_random_prefix_keys: false\n"})
+    testing::expect_refused([&] { (void)testing::tiny_editor("r-rome", "layers: [1]\n" + flags, model); },
+                            ErrorClass::kInvalidArgument, {"exactly one"});
 }
 
 // One fact, nothing allowed to be missed: the equality constraint has one solution, whoever asks.
@@ -198,8 +203,7 @@ TEST(RRome, IsEmmetForOneFactWithTheSameKey) {
   for (const char* family : {"llama", "gpt2"}) {
     models::Model model = tiny_model({.family = family});
     const auto statistics = testing::tiny_statistics(model);
-    const auto emmet = editors::make_editor(
-        "emmet", hparams::parse_hparams("layers: [1]\nemmet_lambda: 0\nmom2_update_weight: 7\n", "test.yaml"), model);
+    const auto emmet = testing::tiny_editor("emmet", "layers: [1]\nemmet_lambda: 0\nmom2_update_weight: 7\n", model);
     editors::Trace trace;
     EditContext context;
     context.trace = &trace;
@@ -211,8 +215,7 @@ TEST(RRome, IsEmmetForOneFactWithTheSameKey) {
     problem.keys_FN = trace.at("case.7.cur_input").to(at::kDouble).mean(0, true).t();
     problem.residual_DN =
         trace.at("case.7.v_target").unsqueeze(1) - trace.at("case.7.cur_output").to(at::kDouble).mean(0, true).t();
-    const auto update = dynamic_cast<const editors::LocateEditor&>(*emmet).update(problem);
-    EXPECT_LT(relative_difference(update.delta.matrix(), trace.at("case.7.weight_change")), 1e-6) << family;
+    EXPECT_LT(relative_difference(testing::solved(*emmet, problem), trace.at("case.7.weight_change")), 1e-6) << family;
   }
 }
 

@@ -163,19 +163,15 @@ TEST(Scorer, MarksOfAnyKindStandBetweenWords) {
 }
 
 // A tokenizer that writes a blank before a text that stands alone (SentencePiece): behind a newline there is none.
-class MetaspaceCheckpoint final : public testing::ForwardingCheckpoint {
- public:
-  using ForwardingCheckpoint::ForwardingCheckpoint;
-  [[nodiscard]] std::unique_ptr<models::Tokenizer> load_tokenizer() const override {
-    return testing::make_tokenizer(testing::metaspace_json("YesnoIit?:", {{"Y", "es"}, {"e", "s"}, {"\u2581", "Yes"}}));
-  }
-};
-
 TEST(Scorer, NextReadsTheTokenBehindANewline) {
   const at::NoGradGuard no_grad;
   nlohmann::json config = testing::debug_config("llama");
   config["vocab_size"] = 300;
-  const auto model = models::load_model(std::make_shared<MetaspaceCheckpoint>(models::random_checkpoint(config, 5)));
+  const auto metaspace = [] {
+    return testing::make_tokenizer(testing::metaspace_json("YesnoIit?:", {{"Y", "es"}, {"e", "s"}, {"\u2581", "Yes"}}));
+  };
+  const auto model = models::load_model(
+      std::make_shared<testing::ForwardingCheckpoint>(models::random_checkpoint(config, 5), metaspace));
   const auto& tokenizer = model.tokenizer();
   const int64_t plain = tokenizer.token_id("Yes").value(), spaced = tokenizer.token_id("\u2581Yes").value();
   ASSERT_EQ(tokenizer.encode_ids("Yes", false), std::vector<int64_t>{spaced});

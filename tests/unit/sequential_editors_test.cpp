@@ -19,10 +19,10 @@ using editors::Editor;
 using testing::kAlphaEdit;
 using testing::kMemit;
 using testing::make_fact;
-using testing::make_sequential;
 using testing::random_matrix;
 using testing::relative_difference;
 using testing::sequential_yaml;
+using testing::tiny_editor;
 
 TEST(KeyCache, KeepsOnlyTheSumOnceThereAreManyKeys) {
   editors::KeyCache cache;
@@ -52,7 +52,7 @@ TEST(KeyCache, RefusesAStateThatIsNotOne) {
                                                                           {{"keys.99999999999999999999", keys}}}) {
     editors::KeyCache cache;
     EXPECT_THROW(cache.load(state), Error) << state.begin()->first;
-    EXPECT_TRUE(cache.empty());
+    EXPECT_TRUE(cache.state().empty());
   }
 }
 
@@ -68,19 +68,15 @@ std::vector<datasets::Fact> second_batch() {
 std::map<std::string, at::Tensor> edit_twice(
     const std::string& name, const std::string& yaml,
     const std::function<void(std::unique_ptr<Editor>&, models::Model&)>& between, bool reversed = false) {
-  auto model = testing::tiny_model();
-  auto statistics = testing::tiny_statistics(model);
-  editors::EditContext context;
-  context.contexts = testing::tiny_contexts();
-  context.statistics = &statistics;
-  auto editor = make_sequential(name, yaml, model);
+  testing::TinyEdit tiny;
+  auto editor = tiny_editor(name, yaml, tiny.model);
   auto facts = first_batch();
   if (reversed) std::reverse(facts.begin(), facts.end());
-  (void)editor->edit(model, facts, context);
-  if (between) between(editor, model);
-  (void)editor->edit(model, second_batch(), context);
-  (void)editor->finish(model, context);
-  return testing::all_weights(model);
+  (void)editor->edit(tiny.model, facts, tiny.context);
+  if (between) between(editor, tiny.model);
+  (void)editor->edit(tiny.model, second_batch(), tiny.context);
+  (void)editor->finish(tiny.model, tiny.context);
+  return testing::all_weights(tiny.model);
 }
 
 const std::vector<std::pair<std::string, std::string>> kSequential = {
@@ -101,15 +97,11 @@ const std::vector<std::pair<std::string, std::string>> kSequential = {
     {"alphaedit", kAlphaEdit + "nas: true\nrevive: 0.3\n"}};
 
 TEST(RlsEdit, RemembersTheKeysThatABatchWasWrittenWith) {
-  auto model = testing::tiny_model();
-  auto statistics = testing::tiny_statistics(model);
-  editors::EditContext context;
-  context.contexts = testing::tiny_contexts();
-  context.statistics = &statistics;
+  testing::TinyEdit tiny;
   editors::Trace trace;
-  context.trace = &trace;
-  const auto rls = make_sequential("rlsedit", kMemit, model);
-  (void)rls->edit(model, first_batch(), context);
+  tiny.context.trace = &trace;
+  const auto rls = tiny_editor("rlsedit", kMemit, tiny.model);
+  (void)rls->edit(tiny.model, first_batch(), tiny.context);
   for (const std::string layer : {"1", "2"}) {
     const at::Tensor kept = rls->state().at(layer == "1" ? "keys.0" : "keys.1").to(at::kDouble);
     EXPECT_LT(relative_difference(kept, trace.at("layer." + layer + ".keys").to(at::kDouble)), 1e-6) << layer;
@@ -118,34 +110,26 @@ TEST(RlsEdit, RemembersTheKeysThatABatchWasWrittenWith) {
 
 // Norm-Anchor Scaling does not write a value that is too long, and says so.
 TEST(Nas, WhatIsNotWrittenHasFailed) {
-  auto model = testing::tiny_model();
-  auto statistics = testing::tiny_statistics(model);
-  editors::EditContext context;
-  context.contexts = testing::tiny_contexts();
-  context.statistics = &statistics;
-  const auto before = model.weight(model.edit_site(1).weight_name).clone();
-  const auto result =
-      make_sequential("memit", kMemit + "nas: true\nnas_norm: 1e-6\n", model)->edit(model, first_batch(), context);
+  testing::TinyEdit tiny;
+  const auto before = tiny.model.weight(tiny.model.edit_site(1).weight_name).clone();
+  const auto result = tiny_editor("memit", kMemit + "nas: true\nnas_norm: 1e-6\n", tiny.model)
+                          ->edit(tiny.model, first_batch(), tiny.context);
   EXPECT_EQ(result.failed(), std::ssize(first_batch()));
   for (const auto& outcome : result.outcomes)
     EXPECT_NE(outcome.reason.find("more than twice the anchor"), std::string::npos) << outcome.reason;
-  EXPECT_LT((model.weight(model.edit_site(1).weight_name) - before).abs().max().item<double>(), 1e-6);
+  EXPECT_LT((tiny.model.weight(tiny.model.edit_site(1).weight_name) - before).abs().max().item<double>(), 1e-6);
 }
 
 // CoRE adds to MEMIT's loss the distances of all pairs of contexts: the formula itself on states that are read apart
 // from the optimisation, and less distance in the end. Without weight it is MEMIT.
 TEST(Core, DrawsContextsTogether) {
   const auto run = [](const std::string& name, const std::string& more) {
-    auto model = testing::tiny_model({.dtype = at::kDouble});
-    auto statistics = testing::tiny_statistics(model);
-    editors::EditContext context;
-    context.contexts = testing::tiny_contexts();
-    context.statistics = &statistics;
+    testing::TinyEdit tiny({.dtype = at::kDouble});
     editors::EditResult result =
-        make_sequential(name, "layers: [1]\nv_num_grad_steps: 9\nv_lr: 0.1\nv_weight_decay: 0\nkl_factor: 0\n" + more,
-                        model)
-            ->edit(model, first_batch(), context);
-    return std::pair(std::move(model), std::move(result));
+        tiny_editor(name, "layers: [1]\nv_num_grad_steps: 9\nv_lr: 0.1\nv_weight_decay: 0\nkl_factor: 0\n" + more,
+                    tiny.model)
+            ->edit(tiny.model, first_batch(), tiny.context);
+    return std::pair(std::move(tiny.model), std::move(result));
   };
   const auto [memit, plain] = run("memit", "");
   const auto [core, same] = run("core", "layer_range: 2\n");
@@ -192,7 +176,7 @@ TEST(MemitFe, ReplaysTheFirstLayersTarget) {
     datasets::Fact fact = first_batch()[0];
     fact.subject = "Q";
     fact.prompt = "{} lives in";
-    (void)make_sequential(name, yaml, model)->edit(model, {&fact, 1}, context);
+    (void)tiny_editor(name, yaml, model)->edit(model, {&fact, 1}, context);
     return testing::all_weights(model);
   };
   const std::string one = "layers: [2]\nv_num_grad_steps: 6\nv_lr: 0.1\nmom2_update_weight: 3\n";
@@ -212,7 +196,7 @@ TEST(SequentialEditors, ANewInstanceWithTheStateGoesOn) {
     const auto resumed =
         edit_twice(name, yaml, [&, &n = name, &y = yaml](std::unique_ptr<Editor>& editor, models::Model& model) {
           const auto state = editor->state();
-          editor = make_sequential(n, y, model);
+          editor = tiny_editor(n, y, model);
           editor->load_state(state);
         });
     for (const auto& [weight, value] : straight) EXPECT_TRUE(at::equal(value, resumed.at(weight))) << name << weight;
@@ -242,28 +226,24 @@ TEST(SequentialEditors, TheOrderOfTheFactsDoesNotMatter) {
 TEST(SequentialEditors, ABatchThatFailsLeavesTheMemoryAsItWas) {
   for (const auto& method : kSequential) {
     const std::string& name = method.first;
-    auto model = testing::tiny_model();
-    auto statistics = testing::tiny_statistics(model);
-    editors::EditContext context;
-    context.contexts = testing::tiny_contexts();
-    context.statistics = &statistics;
-    auto editor = make_sequential(name, method.second, model);
+    testing::TinyEdit tiny;
+    auto editor = tiny_editor(name, method.second, tiny.model);
     const auto fails = [&] {
-      const auto before = testing::all_weights(model);
+      const auto before = testing::all_weights(tiny.model);
       const auto state = editor->state();
-      context.progress = [](const ProgressUpdate& progress) {
+      tiny.context.progress = [](const ProgressUpdate& progress) {
         if (progress.phase == "insert" && progress.done >= 1)
           throw Error(ErrorClass::kCancelled, {"test", "stop", "", ""});
       };
-      EXPECT_THROW((void)editor->edit(model, first_batch(), context), Error) << name;
-      context.progress = {};
-      EXPECT_TRUE(testing::changed_weights(model, before).empty()) << name;
+      EXPECT_THROW((void)editor->edit(tiny.model, first_batch(), tiny.context), Error) << name;
+      tiny.context.progress = {};
+      EXPECT_TRUE(testing::changed_weights(tiny.model, before).empty()) << name;
       const auto after = editor->state();
       ASSERT_EQ(after.size(), state.size()) << name;
       for (const auto& [key, value] : state) EXPECT_TRUE(at::equal(after.at(key), value)) << name << ' ' << key;
     };
     fails();
-    (void)editor->edit(model, second_batch(), context);
+    (void)editor->edit(tiny.model, second_batch(), tiny.context);
     fails();
   }
 }
@@ -271,61 +251,49 @@ TEST(SequentialEditors, ABatchThatFailsLeavesTheMemoryAsItWas) {
 // The singular values of ΔW after finish() are the paper's, whatever was written.
 TEST(Prune, RestrainsTheSumOfAllChanges) {
   for (const char* family : {"llama", "gpt2"}) {
-    auto model = testing::tiny_model({.family = family});
-    auto statistics = testing::tiny_statistics(model);
-    editors::EditContext context;
-    context.contexts = testing::tiny_contexts();
-    context.statistics = &statistics;
-    const auto editor = make_sequential("prune", kMemit + "restraint_base: 50\n", model);
-    const std::string weight = model.edit_site(1).weight_name;
-    const at::Tensor original = model.weight(weight).detach().clone();
-    (void)editor->edit(model, first_batch(), context);
+    testing::TinyEdit tiny({.family = family});
+    const auto editor = tiny_editor("prune", kMemit + "restraint_base: 50\n", tiny.model);
+    const std::string weight = tiny.model.edit_site(1).weight_name;
+    const at::Tensor original = tiny.model.weight(weight).detach().clone();
+    (void)editor->edit(tiny.model, first_batch(), tiny.context);
     const double limit = at::linalg_svdvals(original.to(at::kDouble)).max().item<double>();
     // Two directions far above the limit, one below.
     const at::Tensor u = std::get<0>(at::linalg_qr(random_matrix(original.size(0), 3, 1)));
     const at::Tensor v = std::get<0>(at::linalg_qr(random_matrix(original.size(1), 3, 2)));
     const at::Tensor sizes = at::tensor({40 * limit, 7 * limit, 0.5 * limit}, at::kDouble);
-    model.set_weight(weight, (original.to(at::kDouble) + (u * sizes).mm(v.t())).to(at::kFloat));
-    const at::Tensor untouched = model.weight(model.edit_site(2).weight_name).detach().clone();
+    tiny.model.set_weight(weight, (original.to(at::kDouble) + (u * sizes).mm(v.t())).to(at::kFloat));
+    const at::Tensor untouched = tiny.model.weight(tiny.model.edit_site(2).weight_name).detach().clone();
 
-    const auto result = editor->finish(model, context);
+    const auto result = editor->finish(tiny.model, tiny.context);
     ASSERT_TRUE(result.has_value()) << family;
     EXPECT_EQ(result->deltas.size(), 1U) << "a layer without large values was written";
-    EXPECT_TRUE(at::equal(model.weight(model.edit_site(2).weight_name), untouched));
-    const at::Tensor got = at::linalg_svdvals((model.weight(weight) - original).to(at::kDouble)).narrow(0, 0, 3);
+    EXPECT_TRUE(at::equal(tiny.model.weight(tiny.model.edit_site(2).weight_name), untouched));
+    const at::Tensor got = at::linalg_svdvals((tiny.model.weight(weight) - original).to(at::kDouble)).narrow(0, 0, 3);
     const auto restrained = [&](double factor) { return std::log(factor) / std::log(50.0) + limit; };
     EXPECT_LT(relative_difference(got, at::tensor({std::min(restrained(40), 40 * limit),
                                                    std::min(restrained(7), 7 * limit), 0.5 * limit})),
               1e-4)
         << family << " " << got << " limit " << limit;
     const double bound = limit + std::min(restrained(40), 40 * limit);
-    EXPECT_LE(at::linalg_svdvals(model.weight(weight).to(at::kDouble)).max().item<double>(), bound * (1 + 1e-6));
+    EXPECT_LE(at::linalg_svdvals(tiny.model.weight(weight).to(at::kDouble)).max().item<double>(), bound * (1 + 1e-6));
   }
 }
 
 TEST(Prune, DoesNothingBelowTheLimit) {
-  auto model = testing::tiny_model();
-  auto statistics = testing::tiny_statistics(model);
-  editors::EditContext context;
-  context.contexts = testing::tiny_contexts();
-  context.statistics = &statistics;
-  const auto editor = make_sequential("prune", sequential_yaml("mom2_update_weight: 1000\n"), model);
-  EXPECT_FALSE(editor->finish(model, context).has_value()) << "before any batch";
-  (void)editor->edit(model, first_batch(), context);
-  const auto before = testing::all_weights(model);
-  EXPECT_FALSE(editor->finish(model, context).has_value());
-  EXPECT_TRUE(testing::changed_weights(model, before).empty());
+  testing::TinyEdit tiny;
+  const auto editor = tiny_editor("prune", sequential_yaml("mom2_update_weight: 1000\n"), tiny.model);
+  EXPECT_FALSE(editor->finish(tiny.model, tiny.context).has_value()) << "before any batch";
+  (void)editor->edit(tiny.model, first_batch(), tiny.context);
+  const auto before = testing::all_weights(tiny.model);
+  EXPECT_FALSE(editor->finish(tiny.model, tiny.context).has_value());
+  EXPECT_TRUE(testing::changed_weights(tiny.model, before).empty());
 }
 
 // Facts whose residual is small enough sit the second pass out, far ones are refused.
 TEST(Nse, LimitsOfTheResidualDecideWhoIsWritten) {
   const auto run = [](const std::string& more) {
-    auto model = testing::tiny_model();
-    auto statistics = testing::tiny_statistics(model);
-    editors::EditContext context;
-    context.contexts = testing::tiny_contexts();
-    context.statistics = &statistics;
-    return make_sequential("nse", kMemit + more, model)->edit(model, first_batch(), context);
+    testing::TinyEdit tiny;
+    return tiny_editor("nse", kMemit + more, tiny.model)->edit(tiny.model, first_batch(), tiny.context);
   };
   EXPECT_EQ(run("").deltas.size(), 4U) << "two passes over two layers";
   EXPECT_EQ(run("max_iterations: 2\n").deltas.size(), 2U);

@@ -1,8 +1,9 @@
 // Session: what a program that embeds the library uses. Progress, cancel, undo, guard, packs, and editors of its own.
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
-#include <emend/editors/register.h>
+#include <emend/editors/registry.h>
 #include <emend/editors/steps/apply.h>
+#include <emend/hooks/hook_session.h>
 #include <emend/models/placing.h>
 #include <emend/workflow/card.h>
 #include <emend/workflow/preflight.h>
@@ -186,9 +187,13 @@ TEST(Card, TellsTheMeasurementsOfThePacksOwnRun) {
 
 TEST(Session, AdaptersOfEditsThatChangeBiasesAreRefusedBeforeTheWork) {
   const auto with_biases = testing::tiny_model({.family = "gpt2"}), without = testing::tiny_model();
-  const auto refused = [](const char* form, const models::Model& model, const std::string& editor) {
+  const auto refused = [](const char* form, const models::Model& model, const editors::EditorInfo& info,
+                          const std::string& more = "") {
+    const auto values = info.changes_vectors
+                            ? info.effective(hparams::parse_hparams("layers: [1]\n" + more, "test.yaml"), {})
+                            : nlohmann::json();
     try {
-      check_form(save_format(form), model, editor);
+      check_form(save_format(form), model, info.name, values);
     } catch (const Error& error) {
       return error.error_class() == ErrorClass::kUnsupported;
     }
@@ -198,9 +203,28 @@ TEST(Session, AdaptersOfEditsThatChangeBiasesAreRefusedBeforeTheWork) {
     for (const auto& info : editors::all_editors()) {
       if (!info.changes_weights) continue;
       const bool takes = info.name == "latch" || info.name.starts_with("ft");
-      EXPECT_EQ(refused(form, with_biases, info.name), takes) << info.name;
-      EXPECT_FALSE(refused(form, without, info.name)) << info.name;
+      EXPECT_EQ(refused(form, with_biases, info), takes) << info.name;
+      EXPECT_FALSE(refused(form, without, info)) << info.name;
     }
+  // Biases and norms of the module that a file names, though MLPs have none.
+  const auto& ft = editors::find_editor("ft");
+  EXPECT_FALSE(refused("peft", without, ft, "rewrite_module_tmp: \"model.layers.{}.self_attn\"\n"));
+  EXPECT_TRUE(refused("peft", without, ft, "rewrite_module_tmp: \"model.layers.{}\"\n")) << "with the norms";
+  const auto qwen = testing::flavour_model({"qwen2", ""}, 5);
+  EXPECT_FALSE(refused("peft", qwen, ft));
+  EXPECT_TRUE(refused("peft", qwen, ft, "rewrite_module_tmp: \"model.layers.{}.self_attn.q_proj\"\n"));
+}
+
+// What such a model lacks is told where the editor is made, not as advice about room that nobody asked for.
+TEST(Session, ExpertsGetNoRoomOfThemselves) {
+  RunOptions options;
+  options.editor = "latch";
+  options.hparams = "smollm2-135m";
+  options.set = {"layers=[1]", "release_layers=[]"};
+  options.save = {"model"};
+  const auto dense = testing::tiny_model(), experts = testing::flavour_model({"mixtral", ""}, 5);
+  EXPECT_GT(room_to_add(options, dense.checkpoint(), tiny_facts()), 0);
+  EXPECT_EQ(room_to_add(options, experts.checkpoint(), tiny_facts()), 0);
 }
 
 TEST(Session, UndoTakesOutItsOwnEditsAlone) {
@@ -233,7 +257,7 @@ TEST(Session, WhatIsThrownBehindAnEditTakesItBack) {
   const auto before = all_weights(model);
   const auto facts = tiny_facts();
   Session session(model, options_for("memit-seq"), {.statistics = &statistics});
-  EXPECT_THROW((void)session.edit_alone(std::span(facts).first(1), [] { throw std::runtime_error("judge"); }),
+  EXPECT_THROW((void)session.edit(std::span(facts).first(1), [] { throw std::runtime_error("judge"); }),
                std::runtime_error);
   EXPECT_TRUE(changed_weights(model, before).empty());
   {
@@ -256,12 +280,11 @@ TEST(Session, ABatchThatWasTakenBackIsNotSaved) {
   auto statistics = testing::tiny_statistics(model);
   const auto facts = tiny_facts();
   Session session(model, options_for("memit"), {.statistics = &statistics});
-  EXPECT_THROW((void)session.edit_alone(facts, {}), Error) << "nobody judges it";
   (void)session.edit(std::span(facts).first(1));
   const auto edited = all_weights(model);
   const auto deltas = session.deltas().size();
   bool judged = false;
-  (void)session.edit_alone(std::span(facts).subspan(1), [&] {
+  (void)session.edit(std::span(facts).subspan(1), [&] {
     judged = true;
     EXPECT_FALSE(changed_weights(model, edited).empty());
   });
@@ -273,6 +296,34 @@ TEST(Session, ABatchThatWasTakenBackIsNotSaved) {
   session.undo();
   EXPECT_TRUE(session.readings().empty());
   EXPECT_THROW(session.resume({}, facts, {}), Error) << "facts of no batch";
+}
+
+TEST(Session, ItsOwnPackIsNotPutOnTopOfIt) {
+  auto model = testing::tiny_model();
+  auto statistics = testing::tiny_statistics(model);
+  const auto facts = tiny_facts();
+  Changes other(model);
+  std::optional<Session> session(std::in_place, model, options_for("memit"), Handles{.statistics = &statistics});
+  const auto twice = [&](const editors::EditPack& pack) {
+    try {
+      other.put_in(pack, {}, "pack");
+      return false;
+    } catch (const Error& error) {
+      return std::string(error.what()).find("is already in force") != std::string::npos;
+    }
+  };
+  (void)session->edit(std::span(facts).first(1));
+  const auto pack = session->pack();
+  EXPECT_TRUE(twice(pack));
+  (void)session->edit(std::span(facts).subspan(1));
+  EXPECT_TRUE(twice(pack)) << "it is a part of the change";
+  session->undo();
+  EXPECT_FALSE(twice(pack)) << "nothing of it is in force";
+  other.take_out();
+  (void)session->edit(std::span(facts).first(1));
+  const auto kept = session->pack();
+  session.reset();
+  EXPECT_TRUE(twice(kept)) << "changes stay when their session ends";
 }
 
 TEST(Session, SaysWhatIsWrongWithTheRequest) {

@@ -10,10 +10,10 @@
 #include <emend/models/tokenizer/tokenizer.h>
 #include <gtest/gtest.h>
 
-#include <mutex>
-
+#include "support/collected_events.h"
 #include "support/editor_models.h"
-#include "support/simulated.h"
+#include "support/error_of.h"
+#include "support/spread_plan.h"
 
 namespace emend {
 namespace statistics_test {
@@ -26,20 +26,6 @@ using hooks::Site;
 using testing::relative_difference;
 using testing::TemporaryFolder;
 using testing::tiny_model;
-
-// Keeps the names of events.
-class NameSink final : public LogSink {
- public:
-  void write(const LogEvent& event) override {
-    const std::lock_guard lock(mutex_);
-    names.push_back(event.name);
-  }
-  [[nodiscard]] int64_t count(const std::string& name) const { return std::count(names.begin(), names.end(), name); }
-  std::vector<std::string> names;
-
- private:
-  std::mutex mutex_;
-};
 
 const std::vector<std::string>& documents() {
   static const std::vector<std::string> texts = {
@@ -109,11 +95,7 @@ TEST(Statistics, OnePassGivesEveryLayersMoment) {
 
 // Hashing a large model takes as long as reading it back from its device.
 TEST(Statistics, HashTheWeightsOnce) {
-  testing::TinyOptions on_device;
-  on_device.place = [device = testing::sim(5)](const models::ModelConfig& config, const models::Checkpoint&) {
-    return devices::PlacementPlan::single(device, config.n_layers);
-  };
-  const models::Model model = tiny_model(on_device);
+  const models::Model model = tiny_model({.place = testing::over_devices({testing::sim(5)})});
   int64_t weights = 0;
   for (const auto& name : model.weight_names()) weights += static_cast<int64_t>(model.weight(name).nbytes());
   const TemporaryFolder folder("hash-once");
@@ -162,7 +144,7 @@ TEST(Statistics, ACacheThatCannotBeWrittenIsAWarning) {
   const TemporaryFolder folder("statistics");
   write_file(folder.path() / "file", "no folder");
   models::Model model = tiny_model();
-  const auto sink = std::make_shared<NameSink>();
+  const auto sink = std::make_shared<testing::CollectedEvents>();
   StatisticsOptions options;
   options.cache = folder.path() / "file";
   options.log = Log({sink});
@@ -236,7 +218,7 @@ TEST(Statistics, CachedNumbersAreTheComputedOnes) {
 TEST(Statistics, DamagedFilesAreReportedAndComputedAgain) {
   const TemporaryFolder folder("statistics");
   const models::Model model = tiny_model();
-  const auto sink = std::make_shared<NameSink>();
+  const auto sink = std::make_shared<testing::CollectedEvents>();
   StatisticsOptions options;
   options.cache = folder.path();
   options.log = Log({sink});
@@ -251,7 +233,7 @@ TEST(Statistics, DamagedFilesAreReportedAndComputedAgain) {
     if (damage == 2) broken = "no statistics at all";
     write_file(file, broken);
     EXPECT_THROW((void)editors::load_second_moment(file, file.stem().string()), Error);
-    sink->names.clear();
+    sink->events.clear();
     CorpusStatistics again(text_of(documents()), options);
     again.prepare(model, {1});
     EXPECT_EQ(sink->count("statistics.damaged"), 1) << damage;
@@ -303,7 +285,7 @@ TEST(Statistics, TalkIsWrittenByTheModelWhateverTheTextIs) {
 
 TEST(Statistics, WarnsOfTooFewTokensAndRefusesNone) {
   const models::Model model = tiny_model();
-  const auto sink = std::make_shared<NameSink>();
+  const auto sink = std::make_shared<testing::CollectedEvents>();
   StatisticsOptions options;
   options.log = Log({sink});
   CorpusStatistics few(text_of({"too short"}), options);
@@ -337,12 +319,7 @@ TEST(Statistics, CanBeCancelled) {
   StatisticsOptions options;
   options.cancel.request();
   CorpusStatistics statistics(text_of(documents()), options);
-  try {
-    statistics.prepare(model, {1});
-    ADD_FAILURE() << "no error";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.error_class(), ErrorClass::kCancelled);
-  }
+  (void)testing::error_of([&] { statistics.prepare(model, {1}); }, ErrorClass::kCancelled);
 }
 
 }  // namespace statistics_test

@@ -20,6 +20,7 @@ using editors::StopRule;
 using editors::TargetProblem;
 using editors::TargetSpec;
 using hooks::Site;
+using testing::expect_engines_agree;
 using testing::expect_equal_targets;
 using testing::optimised;
 using testing::problems_of;
@@ -69,7 +70,7 @@ TEST(Targets, StopsBeforeTheUpdateOnceTheLossIsLow) {
     lowest.push_back(target.curve.back().loss);
   std::sort(lowest.begin(), lowest.end());
   spec.stop_loss = (lowest[1] + lowest[2]) / 2;
-  const auto reference = optimised(model, problems, spec, Engine::kReference);
+  const auto reference = expect_engines_agree(model, problems, spec, 1e-7, "a limit", {0, 2});
   std::set<int64_t> lengths;
   for (const auto& target : reference) {
     EXPECT_EQ(target.status == editors::FactStatus::kConverged, target.curve.back().loss < spec.stop_loss);
@@ -78,8 +79,6 @@ TEST(Targets, StopsBeforeTheUpdateOnceTheLossIsLow) {
     lengths.insert(target.steps);
   }
   EXPECT_GT(lengths.size(), 1U) << "facts that leave at different steps are what this test is about";
-  expect_equal_targets(optimised(model, problems, spec, Engine::kFast), reference, 1e-7, "all at once");
-  expect_equal_targets(optimised(model, problems, spec, Engine::kFast, 2), reference, 1e-7, "in batches");
 }
 
 TEST(Targets, StatusSaysWhetherTheNormLimitHeldTheTargetBack) {
@@ -114,13 +113,11 @@ TEST(Targets, OtherStopRulesAgreeToo) {
     spec.kl_factor = 0.001;
     spec.stop_loss = 0;
     spec.patience = 2;
-    const auto reference = optimised(model, problems, spec, Engine::kReference);
-    for (const auto& target : reference) {
+    for (const auto& target :
+         expect_engines_agree(model, problems, spec, 1e-6, std::to_string(static_cast<int>(rule)))) {
       EXPECT_EQ(target.status, editors::FactStatus::kConverged) << static_cast<int>(rule);
       EXPECT_GT(target.steps, 1);
     }
-    expect_equal_targets(optimised(model, problems, spec, Engine::kFast), reference, 1e-6,
-                         std::to_string(static_cast<int>(rule)));
   }
 }
 
@@ -168,9 +165,7 @@ TEST(Targets, HeldVectorsStayAdded) {
         problem.held.push_back({row, problem.rows[row].lookup + 1, {testing::random_matrix(1, 32, row + 50)[0]}});
       }
     }
-    const auto reference = optimised(model, problems, spec, Engine::kReference);
-    expect_equal_targets(optimised(model, problems, spec, Engine::kFast), reference, 1e-8,
-                         hooks::to_string(spec.sites[0]));
+    const auto reference = expect_engines_agree(model, problems, spec, 1e-8, hooks::to_string(spec.sites[0]));
     EXPECT_GT(relative_difference(reference[0].delta_D[0], without[0].delta_D[0]), 1e-3) << "they do matter";
   }
 }

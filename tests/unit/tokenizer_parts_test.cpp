@@ -16,8 +16,7 @@ using Words = std::vector<std::string>;
 Words words_of(const json& pre_tokenizer, const std::string& text) {
   const PreTokenizerChain chain = make_pre_tokenizers({pre_tokenizer, "test", "pre_tokenizer"});
   Words words;
-  auto take = [&words](const Piece& piece) { words.emplace_back(piece.text); };
-  pre_tokenise(chain, {text}, take);
+  pre_tokenise(chain, {text}, [&words](const Piece& piece) { words.emplace_back(piece.text); });
   return words;
 }
 
@@ -202,27 +201,36 @@ TEST(TokenizerParts, VocabularyFindsEveryPiece) {
   EXPECT_EQ(vocabulary.piece(20000), "piece31");
 }
 
-TEST(TokenizerParts, CacheKeepsOnlyWhatFits) {
+TEST(TokenizerParts, CacheKeepsShortWords) {
   const WordCache cache;
   std::vector<WordToken> out;
   const WordToken tokens[] = {{7, 0, 2}, {8, 2, 5}};
-  cache.store("abcde", 1, tokens, 2);
-  EXPECT_TRUE(cache.find("abcde", 1, out));
+  cache.store("abcde", tokens);
+  EXPECT_TRUE(cache.find("abcde", out));
   ASSERT_EQ(out.size(), 2u);
   EXPECT_EQ(out[1].id, 8u);
   EXPECT_EQ(out[1].begin, 2u);
   EXPECT_EQ(out[1].end, 5u);
-  EXPECT_FALSE(cache.find("abcdf", 1, out));
-  const WordToken gap[] = {{7, 0, 2}, {8, 3, 5}};
-  cache.store("fghij", 2, gap, 2);
-  EXPECT_FALSE(cache.find("fghij", 2, out));
+  EXPECT_FALSE(cache.find("abcdf", out));
+  EXPECT_FALSE(cache.find("", out));
+  const WordToken gap[] = {{7, 0, 2}, {8, 3, 5}};  // a character that no token stands for
+  cache.store("fghij", gap);
+  out.clear();
+  ASSERT_TRUE(cache.find("fghij", out));
+  ASSERT_EQ(out.size(), 2u);
+  EXPECT_EQ(out[1].begin, 3u);
   const std::string longest(WordCache::kMaxKey, 'x'), longer(WordCache::kMaxKey + 1, 'x');
   const WordToken one[] = {{9, 0, WordCache::kMaxKey}};
-  cache.store(longest, 3, one, 1);
-  EXPECT_TRUE(cache.find(longest, 3, out));
-  EXPECT_FALSE(cache.find(longer, 3, out));
-  cache.store("abcdX", 1, tokens, 2);  // same slot: the newer word stays
-  EXPECT_FALSE(cache.find("abcde", 1, out));
+  for (const auto& word : {longest, longer}) cache.store(word, one);
+  EXPECT_TRUE(cache.find(longest, out));
+  EXPECT_FALSE(cache.find(longer, out));
+  size_t kept = 0;
+  for (size_t i = 0; i < 2 * WordCache::kSlots; ++i) {
+    cache.store(std::to_string(i), tokens);  // the newer word stays
+    ASSERT_TRUE(cache.find(std::to_string(i), out));
+  }
+  for (size_t i = 0; i < 2 * WordCache::kSlots; ++i) kept += cache.find(std::to_string(i), out);
+  EXPECT_LE(kept, WordCache::kSlots);
 }
 
 }  // namespace tokenizer_parts_test

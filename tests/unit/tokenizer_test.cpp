@@ -8,6 +8,7 @@
 #include <set>
 #include <thread>
 
+#include "support/error_of.h"
 #include "support/shared.h"
 #include "support/tiny_tokenizer.h"
 
@@ -16,6 +17,7 @@ namespace tokenizer_test {
 
 using emend::testing::added_token;
 using emend::testing::byte_level_json;
+using emend::testing::error_of;
 using emend::testing::make_tokenizer;
 using emend::testing::metaspace_json;
 using emend::testing::TemporaryFolder;
@@ -180,14 +182,9 @@ TEST(Tokenizer, RulesThatDoubleATextAreRefused) {
   for (int i = 0; i < 40; ++i)
     doubling.push_back({{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", "aa"}});
   document["normalizer"] = {{"type", "Sequence"}, {"normalizers", doubling}};
-  const auto refused = [](const auto& work, const std::string& part) {
-    try {
-      work();
-      ADD_FAILURE() << "2⁴⁰ bytes";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.error_class(), ErrorClass::kUnsupported);
-      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
-    }
+  const auto refused = [](const std::function<void()>& work, const std::string& part) {
+    const std::string message = error_of(work, ErrorClass::kUnsupported);
+    EXPECT_NE(message.find(part), std::string::npos) << message;
   };
   refused([&] { (void)make_tokenizer(document)->encode("a"); }, "normalizer: rules that make more than");
   document = metaspace_json("a");
@@ -205,6 +202,19 @@ TEST(Tokenizer, TemplateWithSuffix) {
   const Encoding encoding = make_tokenizer(document)->encode("a", true);
   EXPECT_EQ(encoding.ids, (Ids{1, 259, 260, 1}));
   EXPECT_EQ(encoding.offsets.back(), (std::pair<size_t, size_t>{1, 1}));
+}
+
+TEST(Tokenizer, FlagsCountBesideVocabularyAndMerges) {
+  const TemporaryFolder folder("emend-vocabulary");
+  folder.write("vocab.json", R"({"a": 0, "b": 1, "ab": 2, "<s>": 3, "</s>": 4})");
+  folder.write("merges.txt", "#version: 0.2\na b\n");
+  const auto around = [&](const std::string& flags) {
+    folder.write("tokenizer_config.json", R"({"bos_token": "<s>", "eos_token": "</s>")" + flags + "}");
+    return load_tokenizer(folder.path())->encode_ids("ab", true);
+  };
+  EXPECT_EQ(around(""), (Ids{2}));
+  EXPECT_EQ(around(R"(, "add_bos_token": true)"), (Ids{3, 2}));
+  EXPECT_EQ(around(R"(, "add_bos_token": true, "add_eos_token": true)"), (Ids{3, 2, 4}));
 }
 
 TEST(Tokenizer, EmptyAndNulTexts) {
@@ -231,13 +241,8 @@ TEST(Tokenizer, DecodingIsAlwaysValid) {
 TEST(Tokenizer, InvalidTextNamesTheByte) {
   const auto tokenizer = make_tokenizer(byte_level_json());
   for (const std::string text : {"abc\xFF", "abc\xC3", "abc\xED\xA0\x80", "abc\xC0\x80", "abc\xF4\x90\x80\x80"}) {
-    try {
-      (void)tokenizer->encode(text);
-      ADD_FAILURE() << "accepted";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.error_class(), ErrorClass::kInvalidArgument);
-      EXPECT_NE(std::string(error.what()).find("byte 3"), std::string::npos) << error.what();
-    }
+    const std::string message = error_of([&] { (void)tokenizer->encode(text); }, ErrorClass::kInvalidArgument);
+    EXPECT_NE(message.find("byte 3"), std::string::npos) << message;
   }
 }
 
@@ -332,13 +337,12 @@ TEST(Chat, ASystemTextJoinsTheFirstTurnWhereATemplateRefusesIt) {
   const auto chat = render_chat(format, {{"system", "Be brief."}, {"user", "Hi"}, {"assistant", "Yes"}}, false);
   EXPECT_EQ(chat.text, "<b>[INST] Be brief.\n\nHi [/INST] Yes<e>");
   EXPECT_EQ(replies_of(chat), (std::vector<std::string>{" Yes<e>"}));
-  try {
-    (void)render_chat(format, {{"user", "Hi"}, {"user", "Ho"}}, true);
-    ADD_FAILURE() << "accepted";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.error_class(), ErrorClass::kInvalidArgument);
-    EXPECT_NE(std::string(error.what()).find("Roles must alternate"), std::string::npos) << error.what();
-  }
+  const std::string what = error_of(
+      [&] {
+        (void)render_chat(format, {{"user", "Hi"}, {"user", "Ho"}}, true);
+      },
+      ErrorClass::kInvalidArgument);
+  EXPECT_NE(what.find("Roles must alternate"), std::string::npos) << what;
 }
 
 TEST(Chat, RepliesOfATemplateAreWhatAnswersAdd) {
@@ -384,14 +388,12 @@ TEST(Chat, RepliesAreNotTakenForTheTemplatesOwnWords) {
 }
 
 TEST(Chat, NamesTheWayOutOfATemplateThatCannotBeUsed) {
-  const auto message = [](const std::string& source, ErrorClass expected = ErrorClass::kUnsupported) {
-    try {
-      (void)render_chat(detect_chat_format(source), {{"user", "Hi"}, {"assistant", "Yes"}}, false);
-    } catch (const Error& error) {
-      EXPECT_EQ(error.error_class(), expected) << error.what();
-      return std::string(error.what());
-    }
-    return std::string("accepted");
+  const auto message = [](const std::string& source) {
+    return error_of(
+        [&] {
+          (void)render_chat(detect_chat_format(source), {{"user", "Hi"}, {"assistant", "Yes"}}, false);
+        },
+        ErrorClass::kUnsupported);
   };
   for (const char* source : {"a\n{% include 'x' %}", "a\n{{ messages | nofilter }}", "a\n{{ messages.x.y }}"}) {
     EXPECT_NE(message(source).find("chat template:2: "), std::string::npos) << message(source);
@@ -399,6 +401,21 @@ TEST(Chat, NamesTheWayOutOfATemplateThatCannotBeUsed) {
   }
   EXPECT_NE(message("no answers").find("message 1: an answer that the chat template leaves out"), std::string::npos);
   EXPECT_THROW((void)render_chat(detect_chat_format("a"), {{"tool", "x"}}, true), Error);
+}
+
+// As Qwen's files: the model's config has an id all the same.
+TEST(Chat, ATokenizerWhoseBosIsNullHasNoneInTemplates) {
+  const TemporaryFolder folder("null-bos");
+  write_file(folder.path() / "tokenizer.json", byte_level_json().dump());
+  write_file(folder.path() / "config.json", R"({"bos_token_id": 66})");
+  write_file(folder.path() / "chat_template.jinja", "{{ bos_token }}{{ messages[0].content }}");
+  for (const char* text : {"{}", R"({"bos_token": null})"}) {
+    write_file(folder.path() / "tokenizer_config.json", text);
+    const auto tokenizer = load_tokenizer(folder.path());
+    EXPECT_EQ(tokenizer->bos_id(), 66);
+    const std::string bos = text == std::string("{}") ? tokenizer->token_text(66) : "";
+    EXPECT_EQ(render_chat(chat_format_of(*tokenizer), {{"user", "Hi"}}, true).text, bos + "Hi");
+  }
 }
 
 TEST(Chat, NamedFormatsHaveTheirTurns) {

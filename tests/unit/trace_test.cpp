@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "support/debug_models.h"
+#include "support/error_of.h"
 #include "support/forwarding_checkpoint.h"
 #include "support/tiny_tokenizer.h"
 
@@ -29,12 +30,7 @@ Model tiny(const char* device_map = "cpu") {
 }
 
 std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
+  return testing::error_of(action, ErrorClass::kInvalidArgument);
 }
 
 double difference(const at::Tensor& a, const at::Tensor& b) {
@@ -72,18 +68,11 @@ TEST(Trace, TakesIdsWithoutATokenizer) {
 }
 
 /// With a tokenizer as Llama 2 has it: a text's first word comes without its space.
-class SpacedCheckpoint final : public testing::ForwardingCheckpoint {
- public:
-  using ForwardingCheckpoint::ForwardingCheckpoint;
-  [[nodiscard]] std::unique_ptr<Tokenizer> load_tokenizer() const override {
-    return testing::make_tokenizer(testing::metaspace_json("ab", {{"▁", "b"}}));
-  }
-};
-
 TEST(Trace, TokensKeepTheirSpaces) {
   auto config = testing::debug_config("llama");
   config["vocab_size"] = 300;
-  const Model model = load_model(std::make_shared<SpacedCheckpoint>(random_checkpoint(config, 1)));
+  const auto spaced = [] { return testing::make_tokenizer(testing::metaspace_json("ab", {{"▁", "b"}})); };
+  const Model model = load_model(std::make_shared<testing::ForwardingCheckpoint>(random_checkpoint(config, 1), spaced));
   EXPECT_EQ(model.trace("b b").tokens[0], (std::vector<std::string>{"<s>", "b", " b"}));
 }
 
@@ -141,10 +130,12 @@ TEST(Trace, RefusesWhatDoesNotFit) {
   EXPECT_NE(with({z, [](const at::Tensor& x) { return x[0]; }}).find("keeps the shape"), std::string::npos);
   EXPECT_NE(with(Patch::zero({Site::kAttnZ, 9})).find("layer"), std::string::npos);
   EXPECT_NE(with(Patch::zero(z).tokens({1000})).find("1000"), std::string::npos);
-  EXPECT_NE(message_of([&] {
-              (void)plain.trace(std::vector<std::vector<int64_t>>{{1}}, {{Site::kMlpGate, 0}});
-            }).find("the family gpt2 has no such place"),
-            std::string::npos);
+  const std::string what = testing::error_of(
+      [&] {
+        (void)plain.trace(std::vector<std::vector<int64_t>>{{1}}, {{Site::kMlpGate, 0}});
+      },
+      ErrorClass::kUnsupported);
+  EXPECT_NE(what.find("the family gpt2 has no such place"), std::string::npos) << what;
   EXPECT_TRUE(model.hooks().at(z).idle()) << "a hook stayed";
 }
 

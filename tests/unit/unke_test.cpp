@@ -95,7 +95,7 @@ TEST(Unke, FirstStepIsAdamWsOnTheTwoMeans) {
   ASSERT_EQ(goal.texts.size(), static_cast<size_t>(kTexts));
   const auto before = testing::all_weights(model);
   const auto result =
-      testing::make_sequential("unke", kSettings + "lr: 1e-3\noptim_num_step: 1\n", model)->edit(model, facts(), {});
+      testing::tiny_editor("unke", kSettings + "lr: 1e-3\noptim_num_step: 1\n", model)->edit(model, facts(), {});
   const auto after = testing::all_weights(model);
   auto probe = testing::tiny_model({.dtype = at::kDouble});
   size_t matrices = 0, clear = 0;
@@ -128,8 +128,7 @@ TEST(Unke, TheBlockGivesTheTargetsAndWhatItGaveForText) {
   const Goal goal = goal_of(model);
   const double begin = loss_of(model, goal);
   const auto before = testing::all_weights(model);
-  (void)testing::make_sequential("unke", kSettings + "lr: 3e-3\noptim_num_step: 400\n", model)
-      ->edit(model, facts(), {});
+  (void)testing::tiny_editor("unke", kSettings + "lr: 3e-3\noptim_num_step: 400\n", model)->edit(model, facts(), {});
   EXPECT_LT(loss_of(model, goal), begin / 20);
   for (const auto& [name, value] : testing::all_weights(model))
     EXPECT_EQ(at::equal(value, before.at(name)), name.find("layers.1.") == std::string::npos || value.dim() == 1)

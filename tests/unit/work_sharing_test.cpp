@@ -1,6 +1,7 @@
 // Cutting work into shares, and what a process on its own makes of it. Groups: device_collectives_test and
 // processes_edit_test.
 #include <emend/core/error.h>
+#include <emend/core/mapped.h>
 #include <emend/devices/work_sharing.h>
 #include <gtest/gtest.h>
 
@@ -47,6 +48,17 @@ TEST(WorkSharing, SharesAreEvenUpToOneItem) {
   EXPECT_EQ(share_of(equal, 3, 1).end, 4U);
 }
 
+// What is neither sent nor received.
+struct Kept {
+  int number = 0;
+};
+void to_json(nlohmann::json&, const Kept&) {
+  throw std::logic_error("nothing is sent");
+}
+void from_json(const nlohmann::json&, Kept&) {
+  throw std::logic_error("nothing is received");
+}
+
 TEST(WorkSharing, AProcessOnItsOwnDoesEverythingItself) {
   const WorkSharing alone;
   EXPECT_TRUE(alone.alone());
@@ -57,16 +69,12 @@ TEST(WorkSharing, AProcessOnItsOwnDoesEverythingItself) {
   EXPECT_TRUE(alone.equal("x"));
   EXPECT_EQ(alone.by_first([] { return std::string("made"); }), "made");
   const std::vector<int64_t> costs(5, 1);
-  const auto squares = alone.map<int>(
-      costs,
-      [](ItemRange range) {
-        std::vector<int> out;
-        for (size_t i = range.begin; i < range.end; ++i) out.push_back(static_cast<int>(i * i));
-        return out;
-      },
-      [](const std::vector<int>&) -> std::string { throw std::logic_error("nothing is sent"); },
-      [](std::string_view) -> std::vector<int> { throw std::logic_error("nothing is received"); });
-  EXPECT_EQ(squares, (std::vector<int>{0, 1, 4, 9, 16}));
+  const auto squares = alone.map(costs, [](ItemRange range) {
+    std::vector<Kept> out;
+    for (size_t i = range.begin; i < range.end; ++i) out.push_back({static_cast<int>(i * i)});
+    return out;
+  });
+  EXPECT_EQ(mapped(squares, &Kept::number), (std::vector<int>{0, 1, 4, 9, 16}));
   EXPECT_THROW((void)alone.by_first([]() -> std::string { throw Error(ErrorClass::kNumeric, "no"); }), Error);
 }
 

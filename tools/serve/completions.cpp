@@ -95,8 +95,10 @@ std::string Completions::prefix(const PackSet& packs, const std::string& prompt)
   std::string front = beside_.prefix(prompt);
   for (const auto& one : packs)
     for (const auto& part : one.pack->runtime)
-      if (part.tensors.empty())  // those that have some work inside the model
-        front += editors::make_runtime(part, engine_.model(), one.name)->prefix(prompt);
+      if (part.tensors.empty()) {  // those that have some work inside the model
+        const auto edit = editors::make_runtime(part, engine_.model(), one.name);
+        if (edit.prefix) front += edit.prefix(prompt);
+      }
   return front;
 }
 
@@ -219,8 +221,9 @@ static std::string plain_token(const std::string& bytes) {
   return text;
 }
 
-// Of one piece, in the form of the chat or of the plain interface.
-ordered_json Completions::log_probs(const Asked& asked, const Piece& piece, size_t offset) const {
+// Of one piece, in the form of the chat or of the plain interface. `offset`: of its first token in the text, then of
+// the next piece's, which a text that is held back would not tell.
+ordered_json Completions::log_probs(const Asked& asked, const Piece& piece, size_t& offset) const {
   if (!asked.log_probs) return nullptr;
   const auto& tokenizer = engine_.model().tokenizer();
   const auto one = [&](int64_t id, double log_prob) -> ordered_json {
@@ -245,7 +248,7 @@ ordered_json Completions::log_probs(const Asked& asked, const Piece& piece, size
     values.push_back(token.log_prob);
     tops.push_back(top);
     offsets.push_back(offset);
-    offset += width_of(bytes);
+    if (!tokenizer.is_special(token.id)) offset += width_of(bytes);  // which the text leaves out
     content.push_back(std::move(entry));
   }
   if (asked.chat) return {{"content", content}, {"refusal", nullptr}};
@@ -273,7 +276,8 @@ ordered_json Completions::whole(const Asked& asked) {
       choice["message"] = {{"role", "assistant"}, {"content", piece.text}, {"refusal", nullptr}};
     else
       choice["text"] = asked.echo + piece.text;
-    choice["logprobs"] = log_probs(asked, piece, width_of(asked.echo));
+    size_t offset = width_of(asked.echo);
+    choice["logprobs"] = log_probs(asked, piece, offset);
     choice["finish_reason"] = asked.answers[i]->finish_reason();
     choices.push_back(std::move(choice));
   }
@@ -285,7 +289,8 @@ ordered_json Completions::whole(const Asked& asked) {
 
 // Choice after choice in the order in which they have something to say would need a queue for all: they take turns.
 void Completions::stream(const Asked& asked, const Write& write) {
-  const auto send = [&](size_t index, const Piece* piece, bool first, const std::string& reason, size_t offset) {
+  size_t offset = 0;
+  const auto send = [&](size_t index, const Piece* piece, bool first, const std::string& reason) {
     auto chunk = asked.head(true);
     ordered_json choice = {{"index", index}};
     if (asked.chat) {
@@ -304,11 +309,10 @@ void Completions::stream(const Asked& asked, const Write& write) {
   bool there = true;
   try {
     for (size_t i = 0; there && i < asked.answers.size(); ++i) {
-      size_t offset = width_of(asked.echo);
-      there = send(i, nullptr, true, "", 0);
-      for (Piece piece; there && asked.answers[i]->next(piece); offset += width_of(piece.text))
-        there = send(i, &piece, false, "", offset);
-      if (there) there = send(i, nullptr, false, asked.answers[i]->finish_reason(), 0);
+      offset = width_of(asked.echo);
+      there = send(i, nullptr, true, "");
+      for (Piece piece; there && asked.answers[i]->next(piece);) there = send(i, &piece, false, "");
+      if (there) there = send(i, nullptr, false, asked.answers[i]->finish_reason());
     }
     if (there && asked.usage) {
       auto last = asked.head(true);

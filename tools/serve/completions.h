@@ -42,7 +42,7 @@ class Completions {
   void start(Asked& asked);
   void stream(const Asked& asked, const Write& write);
   [[nodiscard]] nlohmann::ordered_json whole(const Asked& asked);
-  [[nodiscard]] nlohmann::ordered_json log_probs(const Asked& asked, const Piece& piece, size_t offset) const;
+  [[nodiscard]] nlohmann::ordered_json log_probs(const Asked& asked, const Piece& piece, size_t& offset) const;
   void note(const Asked& asked);
 
   Engine& engine_;

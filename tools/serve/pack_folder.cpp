@@ -6,7 +6,7 @@
 #include <emend/core/text.h>
 #include <emend/editors/packs/ledger.h>
 #include <emend/editors/packs/merge.h>
-#include <emend/editors/packs/steer_part.h>
+#include <emend/editors/packs/runtime.h>
 #include <emend/models/checkpoint.h>
 #include <emend/workflow/run_directory.h>
 

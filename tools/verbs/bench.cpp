@@ -135,7 +135,7 @@ class Bench {
     if (model_->placement().layers.front().is_cuda()) settings.solve_width = 16384;  // GPT-J's: minutes on a CPU
     settings.targets = options_.has("targets");
     settings.statistics = options_.has("statistics");
-    settings.compute = chosen_compute(options_.edit.compute_dtype, editors::Engine::kFast, *model_);
+    settings.compute = editors::make_settings({.compute_dtype = options_.edit.compute_dtype}, *model_);
     document_.update(bench_synthetic(*model_, settings, common_, document_["machine"]));
     if (options_.has("targets")) in_company([&] { return synthetic_targets_s(settings); });
     for (const int64_t width : options_.widths) widen(width, settings);  // other models from here on
@@ -217,14 +217,15 @@ class Bench {
     if (solves)
       common_.log.info("bench.fast", "targets with the fast engine: " + std::to_string(fast.targets.seconds) + " s");
     std::optional<Edited> narrow;
-    const std::string& asked = options_.edit.compute_dtype;
-    const std::string& own = workflow::chosen_editor(options_.edit).compute_dtype;
-    const auto compute = chosen_compute(asked.empty() ? own : asked, editors::Engine::kFast, *model_);
-    if (!compute.plain) narrow = fast_with(true);
+    const auto& editor = workflow::chosen_editor(options_.edit);
+    const auto compute =
+        editors::make_settings({.compute_dtype = workflow::chosen_arithmetic(options_.edit, editor)}, *model_);
+    const std::string arithmetic = compute.arithmetic_name(*model_);
+    if (!compute.plain_arithmetic(*model_)) narrow = fast_with(true);
     const Edited reference = edit_with(editors::Engine::kReference, false, facts_.facts, *statistics, contexts);
     if (solves) document_["phases"]["targets"] = phase_document(reference.targets, fast.targets, peak_, n);
     if (solves && narrow)
-      document_["phases"]["targets_" + compute.name] =
+      document_["phases"]["targets_" + arithmetic] =
           phase_document(reference.targets, narrow->targets, compute.tf32 ? peak_ : narrow_peak_, n);
     if (fast.insert.seconds > 0)
       document_["phases"]["keys_insert"] = phase_document(reference.insert, fast.insert, peak_, n);
@@ -234,8 +235,8 @@ class Bench {
     document_["quality"] = {
         {"z_relative_difference", difference(fast)}, {"reference", reference.metrics}, {"fast", fast.metrics}};
     if (narrow) {
-      document_["quality"]["z_relative_difference_" + compute.name] = difference(*narrow);
-      document_["quality"][compute.name] = narrow->metrics;
+      document_["quality"]["z_relative_difference_" + arithmetic] = difference(*narrow);
+      document_["quality"][arithmetic] = narrow->metrics;
     }
     for (const int64_t facts : options_.synthetic.growth) grow(facts, *statistics, contexts);
     in_company([&] { return fast_with(true).targets.seconds; });

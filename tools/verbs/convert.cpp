@@ -12,8 +12,7 @@
 #include <chrono>
 #include <sstream>
 
-#include "../cli.h"
-#include "../packs.h"
+#include "../options.h"
 
 namespace emend::tools {
 namespace {

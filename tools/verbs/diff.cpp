@@ -8,6 +8,7 @@
 #include <emend/core/utf8.h>
 #include <emend/datasets/lint.h>
 #include <emend/editors/packs/difference.h>
+#include <emend/editors/packs/ledger.h>
 #include <emend/editors/packs/merge.h>
 #include <emend/evaluation/health.h>
 #include <emend/models/tokenizer/tokenizer.h>
@@ -16,11 +17,12 @@
 #include <cmath>
 #include <sstream>
 
-#include "../packs.h"
+#include "../options.h"
 
 namespace emend::tools {
 namespace {
 
+namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
 constexpr size_t kPromptsAtOnce = 64;  // bounds the memory for distributions
@@ -32,6 +34,76 @@ struct DiffArguments {
   int64_t tokens = 4;  // of each distribution
 };
 
+// What a path names: a pack, the run that made one, or a model with the edits in force in it.
+struct EditSource {
+  std::string name;  // as it was given
+  std::string kind;  // "pack", "run" or "model"
+  // Everything that is in force against pack.base_fingerprint; of a model without edits, no change at all.
+  editors::EditPack pack;
+  std::vector<std::string> ids;                          // of a model's edits in force, in their order
+  std::shared_ptr<const models::Checkpoint> checkpoint;  // of a model
+
+  [[nodiscard]] bool is_model() const noexcept { return checkpoint != nullptr; }
+};
+
+void read_model(EditSource& source) {
+  source.kind = "model";
+  source.checkpoint = models::open_checkpoint(source.name);
+  const fs::path folder = source.checkpoint->path();
+  source.pack.facts = nlohmann::json::array();
+  for (const auto& [name, edit] : editors::described_edits(folder)) {
+    append_item(source.pack.editor, edit.editor, "+");
+    source.pack.facts.insert(source.pack.facts.end(), edit.facts.begin(), edit.facts.end());
+  }
+  const auto packs = editors::packs_in_force(folder);
+  for (const auto& [name, pack] : packs) source.ids.push_back(pack.id);
+  if (!packs.empty()) source.pack = editors::merge_packs(packs, editors::OnConflict::kSum).pack;
+  const auto base = editors::lineage_of(folder).base;
+  source.pack.base_fingerprint = base.empty() ? models::model_fingerprint(*source.checkpoint) : base;
+}
+
+// "98.7 % of the change survived" of the weight that kept least, or nothing if no rounding was recorded.
+std::string survival_text(const nlohmann::json& extra) {
+  const auto survived = extra.is_object() ? extra.value("survived", nlohmann::json()) : nlohmann::json();
+  double least = 1;
+  if (!survived.is_object() || survived.empty()) return "";
+  for (const auto& [weight, share] : survived.items())
+    if (share.is_number()) least = std::min(least, share.get<double>());
+  const auto dtype = extra.find("dtype");
+  return percent(least) + " of the change survived " +
+         (dtype != extra.end() && dtype->is_string() ? dtype->get<std::string>() : "rounding");
+}
+
+// "memit, 3 facts" or "no edits"
+std::string summary_of(const EditSource& source) {
+  if (source.pack.editor.empty()) return "no edits";
+  const size_t facts = source.pack.facts.size();
+  std::string text = source.pack.editor + ", " + counted(facts, "fact");
+  if (source.ids.size() > 1) text += " in " + std::to_string(source.ids.size()) + " packs";
+  if (const auto survived = survival_text(source.pack.extra); !survived.empty()) text += ", " + survived;
+  return text;
+}
+
+// A pack file, a run folder, a model folder (with its ledger), a GGUF file or ORG/NAME.
+EditSource open_edit_source(const std::string& name) {
+  EditSource source;
+  source.name = name;
+  const fs::path path(name);
+  if (fs::is_directory(path) && fs::exists(path / "edit.safetensors") && !fs::exists(path / "config.json")) {
+    source.kind = "run";
+    source.pack = editors::load_pack(path / "edit.safetensors");
+  } else if (fs::is_directory(path) && fs::exists(path / "results.json")) {
+    throw Error(ErrorClass::kNotFound, {name, "a run folder without edit.safetensors", "a run that saved its pack",
+                                        "repeat the run with --save pack"});
+  } else if (fs::is_regular_file(path) && path.extension() != ".gguf") {
+    source.kind = "pack";
+    source.pack = editors::load_pack(path);
+  } else {
+    read_model(source);
+  }
+  return source;
+}
+
 ordered_json describe(const EditSource& source) {
   return {{"name", source.name},
           {"kind", source.kind},
@@ -41,7 +113,7 @@ ordered_json describe(const EditSource& source) {
           {"edits", source.ids},
           {"survived", source.pack.extra.is_object() ? source.pack.extra.value("survived", nlohmann::json::object())
                                                      : nlohmann::json::object()},
-          {"summary", source.summary()}};
+          {"summary", summary_of(source)}};
 }
 
 ordered_json describe(const editors::FactDifference& facts) {

@@ -7,7 +7,7 @@
 #include <iostream>
 #include <optional>
 
-#include "../packs.h"
+#include "../options.h"
 
 namespace emend::tools {
 namespace {

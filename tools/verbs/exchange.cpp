@@ -13,7 +13,7 @@
 
 #include <algorithm>
 
-#include "../packs.h"
+#include "../options.h"
 
 namespace emend::tools {
 namespace {

@@ -3,10 +3,12 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/core/mapped.h>
+#include <emend/core/setting.h>
 #include <emend/core/text.h>
 #include <emend/core/utf8.h>
 #include <emend/models/chat.h>
 #include <emend/models/config.h>
+#include <emend/models/control_vector.h>
 #include <emend/models/generation.h>
 #include <emend/models/tokenizer/tokenizer.h>
 #include <emend/workflow/preflight.h>
@@ -16,15 +18,37 @@
 #include <algorithm>
 #include <clocale>
 #include <csignal>
+#include <functional>
 #include <iostream>
 #include <limits>
 #include <memory>
 #include <sstream>
 
-#include "../packs.h"
+#include "../options.h"
 
 namespace emend::tools {
 namespace {
+
+// A control vector that acts while a verb generates.
+struct SteerArguments {
+  std::string vector, layers;
+  models::SteerOptions how;
+
+  // Reads the vector's file and the layers, so that what is wrong with them is known before a model is loaded. What it
+  // returns attaches them to one (null without a vector).
+  [[nodiscard]] std::function<std::unique_ptr<models::Steering>(const models::Model&)> read(const Log& log) const {
+    if (vector.empty()) return [](const models::Model&) { return nullptr; };
+    auto options = how;
+    options.layers = models::LayerRange::parse(layers);
+    auto read = models::read_control_vector(vector);
+    models::require_directions(read, options.layers, vector);
+    return [read = std::move(read), options, name = vector, log](const models::Model& model) {
+      if (const auto other = models::other_kind(read.model_hint, model); !other.empty())
+        log.warning("steer.model", name + " was " + other);
+      return std::make_unique<models::Steering>(model, read, options, name);
+    };
+  }
+};
 
 struct GenerateArguments {
   ModelOptions model;
@@ -54,6 +78,22 @@ void add_sampling_options(Options& o, models::GenerateOptions& generate) {
       .add("--repetition-penalty", &generate.repetition_penalty, "1: none", {.limits = kPositive})
       .add("--seed", &generate.seed, "random seed")
       .add("--prefill-chunk", &generate.prefill_chunk, "prompt tokens per pass", {.limits = kPositive});
+}
+
+void add_steer_options(Options& o, SteerArguments& options) {
+  const std::string needs = "--control-vector";
+  o.group("Steering")
+      .add("--control-vector", &options.vector,
+           "control vector (GGUF), as emend direct fit, repeng, EasySteer and llama.cpp write them", {.type = "FILE"})
+      .add("--strength", &options.how.strength, "times the vector; negative: the other way", {.needs = needs})
+      .add("--layers", &options.layers, "A-B: only behind these blocks, from 0; default: all of the vector's",
+           {.type = "A-B", .needs = needs})
+      .add("--steer", &options.how.by,
+           "add, or set the coordinate along the vector to the strength: clamp; at-least, at-most: where it is below, "
+           "above",
+           {.choices = {"add", "clamp", "at-least", "at-most"}, .needs = needs})
+      .add("--decay", &options.how.decay, "the effect falls to nothing over so many tokens of an answer; 0: it stays",
+           {.limits = kNonNegative, .needs = needs});
 }
 
 // Refuses layers that the model lacks.

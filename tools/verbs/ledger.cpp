@@ -7,7 +7,7 @@
 #include <emend/models/gguf/gguf_file.h>
 #include <emend/models/gguf/gguf_writer.h>
 
-#include "../packs.h"
+#include "../options.h"
 
 namespace emend::tools {
 namespace {

@@ -30,7 +30,7 @@ int run_report(const ReportArguments& options, const Common& common) {
     run.extras["trace"] = read_trace(options.trace);
     write_file(folder / "report.json", dump_json(run.extras) + "\n");
   }
-  evaluation::write_report(folder / "report.html", run);
+  write_file(folder / "report.html", evaluation::render_report(run));
   write_file(folder / "metrics.csv", evaluation::metrics_csv(run.results));
   nlohmann::ordered_json written = {{"report", (folder / "report.html").string()},
                                     {"metrics", (folder / "metrics.csv").string()}};

@@ -1,3 +1,5 @@
+#include <emend/core/atomic_file.h>
+#include <emend/core/text.h>
 #include <emend/editors/packs/pack.h>
 #include <emend/editors/packs/peft.h>
 #include <emend/editors/steps/tuning.h>
@@ -143,7 +145,7 @@ void write_report(const workflow::RunDirectory& folder, const nlohmann::ordered_
   report.extras["command"] = command_text(common.command_line);
   report.extras["directory"] = folder.path().string();
   folder.write_json("report.json", report.extras);
-  evaluation::write_report(folder / "report.html", report);
+  write_file(folder / "report.html", evaluation::render_report(report));
 }
 
 int run_tune(const TuneArguments& given, Common& common) {

@@ -64,7 +64,6 @@ DirectPreset direct_preset(const std::string& name) {
   for (const auto& preset : bundled_presets().at("presets"))
     if (preset.at("name") == name)
       return {name,
-              preset.at("about"),
               side_of(preset, "positive"),
               side_of(preset, "negative"),
               prompts_of(preset, "questions"),
@@ -75,10 +74,11 @@ DirectPreset direct_preset(const std::string& name) {
 }
 
 std::vector<std::vector<int64_t>> continued(const models::Model& model, const std::vector<std::vector<int64_t>>& rows,
-                                            Continuing how, const Handles& lent) {
+                                            int64_t tokens, const std::vector<models::Drafts>& drafts,
+                                            const Handles& lent) {
   constexpr size_t kAtOnce = 64;  // between them programs may be stopped
   models::GenerateOptions generate;
-  generate.max_new_tokens = how.tokens;
+  generate.max_new_tokens = tokens;
   generate.stop_ids = model.tokenizer().eos_ids();
   generate.cancel = lent.cancel;
   std::vector<std::vector<int64_t>> all;
@@ -88,10 +88,8 @@ std::vector<std::vector<int64_t>> continued(const models::Model& model, const st
       const auto behind = list.begin() + static_cast<std::ptrdiff_t>(std::min(begin + kAtOnce, list.size()));
       return std::decay_t<decltype(list)>(first, behind);
     };
-    if (how.ends)
-      generate.ends = [&, begin](int64_t row, int64_t id) { return how.ends(row + static_cast<int64_t>(begin), id); };
     if (lent.progress) lent.progress({"answers", static_cast<double>(begin), static_cast<double>(rows.size()), ""});
-    auto some = models::generate(model, part(rows), generate, part(how.drafts));
+    auto some = models::generate(model, part(rows), generate, part(drafts));
     std::move(some.begin(), some.end(), std::back_inserter(all));
   }
   return all;
@@ -107,18 +105,17 @@ EffectReading read_effect(const models::Model& model, const EffectOptions& optio
     return all;
   };
   const auto rows = prompt_rows(model, options.prompts, options.chat);
-  reading.ids = continued(model, rows, {options.max_new_tokens, drafts(&EffectReading::ids)}, lent);
+  reading.ids = continued(model, rows, options.max_new_tokens, drafts(&EffectReading::ids), lent);
   for (const auto& ids : reading.ids) reading.texts.push_back(model.tokenizer().decode(ids, true));
   for (const auto& scorer : options.scorers)
     if (scorer.reads_model())
       reading.scores[scorer.name] = scorer.score({reading.texts, options.prompts, &model, options.chat, lent});
   reading.neutral_ids =
-      continued(model, neutral_rows(model), {kNeutralTokens, drafts(&EffectReading::neutral_ids)}, lent);
+      continued(model, neutral_rows(model), kNeutralTokens, drafts(&EffectReading::neutral_ids), lent);
   const evaluation::ScoreOptions scoring{.progress = lent.progress, .cancel = lent.cancel};
   reading.neutral_log_probs = evaluation::next_token_log_probs(model, evaluation::probe_prompts(), scoring);
   if (!options.health_data.empty())
-    reading.health = evaluation::evaluate_health(
-        model, evaluation::load_health_tasks(options.health_data, options.health_limit), scoring);
+    reading.health = evaluation::evaluate_health(model, evaluation::load_health_tasks(options.health_data), scoring);
   return reading;
 }
 
@@ -151,7 +148,7 @@ std::vector<std::vector<int64_t>> answered(const models::Model& model, std::vect
                                            const Handles& lent, int64_t tokens) {
   if (prompts.empty()) prompts = direct_preset().questions;
   const auto rows = prompt_rows(model, prompts, chat);
-  return with_more(rows, continued(model, rows, {tokens}, lent));
+  return with_more(rows, continued(model, rows, tokens, {}, lent));
 }
 
 std::vector<std::vector<int64_t>> own_writing(const models::Model& model, uint64_t seed, const Handles& lent,

@@ -5,7 +5,6 @@
 #include <emend/workflow/direct/scorer.h>
 
 #include <filesystem>
-#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -15,7 +14,7 @@ namespace emend::workflow {
 
 /// A behaviour that comes with emend: a contrast, questions, and a scorer.
 struct DirectPreset {
-  std::string name = {}, about = {};
+  std::string name = {};
   std::vector<ContrastPrompt> positive = {}, negative = {};
   std::vector<ContrastPrompt> questions = {}, test_prompts = {};  ///< to search with; kept back, to judge with
   Scorer scorer = {};
@@ -25,14 +24,10 @@ struct DirectPreset {
 [[nodiscard]] DirectPreset direct_preset(const std::string& name = "");
 [[nodiscard]] std::vector<std::string> direct_preset_names();
 
-/// Greedy continuations of rows, to the end of the text. `drafts` and `ends`: as models::generate takes them.
-struct Continuing {
-  int64_t tokens = 60;
-  std::vector<models::Drafts> drafts = {};
-  std::function<bool(int64_t, int64_t)> ends = {};
-};
+/// Greedy continuations of rows by so many tokens, or to the end of the text. `drafts`: as models::generate takes them.
 [[nodiscard]] std::vector<std::vector<int64_t>> continued(const models::Model& model,
-                                                          const std::vector<std::vector<int64_t>>& rows, Continuing how,
+                                                          const std::vector<std::vector<int64_t>>& rows, int64_t tokens,
+                                                          const std::vector<models::Drafts>& drafts = {},
                                                           const Handles& lent = {});
 
 struct EffectOptions {
@@ -41,7 +36,6 @@ struct EffectOptions {
   int64_t max_new_tokens = 60;
   bool chat = true;
   std::filesystem::path health_data = {};  ///< folder for evaluate_health; empty: not measured
-  int64_t health_limit = 100;
 };
 /// One state of a model: answers, and what it expects after neutral texts.
 struct EffectReading {

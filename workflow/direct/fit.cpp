@@ -8,6 +8,7 @@
 #include <emend/devices/route.h>
 #include <emend/hooks/hook_session.h>
 #include <emend/models/config.h>
+#include <emend/models/tokenizer/tokenizer.h>
 #include <emend/workflow/direct/directions.h>
 #include <emend/workflow/inputs.h>
 
@@ -85,10 +86,8 @@ at::Tensor spanning(const at::Tensor& along, const at::Tensor& positive_AD, cons
 
 // Rows of a fold, or those outside it.
 at::Tensor fold_of(const at::Tensor& rows, int64_t which, int64_t folds, bool inside) {
-  std::vector<int64_t> chosen;
-  for (int64_t i = 0; i < rows.size(0); ++i)
-    if ((i % folds == which) == inside) chosen.push_back(i);
-  return rows.index_select(0, at::tensor(chosen, at::kLong));
+  const at::Tensor own = at::arange(rows.size(0)).remainder(folds) == which;
+  return rows.index({inside ? own : ~own});
 }
 
 using Estimate = std::function<at::Tensor(const at::Tensor& positive_AD, const at::Tensor& negative_BD)>;

@@ -5,10 +5,11 @@
 #include <emend/core/staged.h>
 #include <emend/core/text.h>
 #include <emend/editors/packs/ledger.h>
-#include <emend/editors/packs/steer_part.h>
+#include <emend/editors/packs/runtime.h>
 #include <emend/evaluation/report.h>
 #include <emend/models/checkpoint.h>
 #include <emend/models/config.h>
+#include <emend/models/tokenizer/tokenizer.h>
 #include <emend/workflow/changes.h>
 #include <emend/workflow/direct/job.h>
 #include <emend/workflow/inputs.h>
@@ -201,20 +202,16 @@ DirectJob::DirectJob(DirectOptions options) : options_(std::move(options)) {
 void DirectJob::check(const models::Checkpoint& checkpoint) const {
   require_layers(options_.change.layers.last, checkpoint, setting("layers"));
   require_layers(options_.change.from_layer, checkpoint, setting("from_layer"));
+  const std::string& action = options_.action;
+  if (action == "fit" || action == "steer") return;
   std::optional<models::ModelConfig> config;
   try {
     config = models::parse_config(checkpoint.config(), checkpoint.path().string());
   } catch (const Error&) {  // said where it is loaded
   }
-  if (config) check_kind(*config);
-}
-
-void DirectJob::check_kind(const models::ModelConfig& config) const {
-  const std::string& action = options_.action;
-  if (action == "fit" || action == "steer") return;
   const bool bakes =
       action == "bake" || (action == "optimise" && std::ranges::find(options_.by, "bake") != options_.by.end());
-  require_one_mlp(config, action, bakes, !options_.spare.empty());
+  if (config) require_one_mlp(*config, action, bakes, !options_.spare.empty());
 }
 
 // Directions of another model point anywhere in this one.
@@ -238,7 +235,6 @@ DirectResult DirectJob::run(models::Model& model, const Handles& lent) const {
   models::require_apart(options_.out, model.checkpoint().path());
   warn_of_others(model, lent.log);
   check(model.checkpoint());
-  check_kind(model.config());
   warn_of_edits_beside(model.checkpoint(), "direct.beside", lent.log);
   return options_.action == "fit" ? fit(model, lent) : change(model, lent);
 }

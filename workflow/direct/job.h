@@ -57,7 +57,6 @@ class DirectJob {
 
  private:
   [[nodiscard]] DirectResult fit(models::Model& model, const Handles& lent) const;
-  void check_kind(const models::ModelConfig& config) const;
   void check_save(const models::Model& model) const;
   void warn_of_others(const models::Model& model, const Log& log) const;
   [[nodiscard]] DirectResult change(models::Model& model, const Handles& lent) const;

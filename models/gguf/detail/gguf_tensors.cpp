@@ -18,6 +18,34 @@ int64_t row_count(const GgufTensor& tensor) {
   return tensor.shape.size() == 1 ? tensor.shape[0] : tensor.rows();
 }
 
+/// Recipes that have no pieces yet, one for each tensor of the family's table.
+std::vector<GgufRecipe> new_recipes(const GgufForm& form, const FamilySpec& family, const ModelConfig& config) {
+  std::map<Part, std::shared_ptr<const std::vector<int64_t>>> orders;  // shared by all layers
+  std::vector<GgufRecipe> recipes;
+  for (ExpectedTensor& expected : expected_tensors(family, config)) {
+    const auto [order, is_new] = orders.try_emplace(expected.part);
+    if (is_new)
+      if (auto rows = gguf_row_order(form, config, expected.part); !rows.empty())
+        order->second = std::make_shared<const std::vector<int64_t>>(std::move(rows));
+    GgufRecipe& recipe = recipes.emplace_back();
+    recipe.info.name = expected.name;
+    recipe.info.shape = expected.shape;
+    recipe.transposed = is_transposed(family, expected);
+    recipe.plus_one = is_stored_plus_one(config, expected);
+    recipe.order = order->second;
+    recipe.expected = std::move(expected);
+  }
+  return recipes;
+}
+
+/// Where row r of our tensor is stored: the piece, and the row of its source.
+std::pair<const GgufPiece&, int64_t> place_of(const GgufRecipe& recipe, int64_t r) {
+  int64_t from = recipe.order ? (*recipe.order)[r] : r;
+  size_t p = 0;
+  while (from >= recipe.pieces[p].rows) from -= recipe.pieces[p++].rows;
+  return {recipe.pieces[p], recipe.pieces[p].first_row + from};
+}
+
 /// Finds what the tensors of one model are made of.
 class Planner {
  public:
@@ -27,16 +55,11 @@ class Planner {
   std::vector<GgufRecipe> plan() {
     refuse_absurd_counts();
     std::vector<GgufRecipe> recipes;
-    for (const ExpectedTensor& expected : expected_tensors(family_, config_)) {
-      GgufRecipe recipe;
-      recipe.expected = expected;
-      recipe.pieces = find_pieces(expected);
+    for (GgufRecipe& recipe : new_recipes(form_, family_, config_)) {
+      recipe.pieces = find_pieces(recipe.expected);
       if (recipe.pieces.empty()) continue;
-      recipe.transposed = is_transposed(family_, expected);
-      recipe.plus_one = is_stored_plus_one(config_, expected);
-      recipe.order = row_order(expected.part);
       check_shape(recipe);
-      recipe.info = describe(recipe);
+      describe(recipe);
       for (const GgufPiece& piece : recipe.pieces) used_.insert(piece.source.tensor->name);
       recipes.push_back(std::move(recipe));
     }
@@ -122,26 +145,15 @@ class Planner {
       fail_shape(*recipe.pieces.front().source.tensor, std::to_string(recipe.order->size()) + " rows of heads");
   }
 
-  static TensorInfo describe(const GgufRecipe& recipe) {
-    TensorInfo info;
-    info.name = recipe.expected.name;
-    info.shape = recipe.expected.shape;
+  static void describe(GgufRecipe& recipe) {
     const GgufTensor& first = *recipe.pieces.front().source.tensor;
-    info.dtype = plain_dtype(first.type).value_or(at::kFloat);
-    for (const GgufPiece& piece : recipe.pieces)
-      if (piece.source.tensor->type != first.type) info.dtype = at::kFloat;
-    if (recipe.plus_one) info.dtype = at::kFloat;
-    info.offset = first.offset;
-    for (const GgufPiece& piece : recipe.pieces)
-      info.bytes += piece.source.tensor->bytes / static_cast<uint64_t>(row_count(*piece.source.tensor)) * piece.rows;
-    return info;
-  }
-
-  std::shared_ptr<const std::vector<int64_t>> row_order(Part part) {
-    const auto known = orders_.find(part);
-    if (known != orders_.end()) return known->second;
-    auto order = gguf_row_order(form_, config_, part);
-    return orders_[part] = order.empty() ? nullptr : std::make_shared<const std::vector<int64_t>>(std::move(order));
+    recipe.info.dtype = plain_dtype(first.type).value_or(at::kFloat);
+    for (const GgufPiece& piece : recipe.pieces) {
+      const GgufTensor& tensor = *piece.source.tensor;
+      if (tensor.type != first.type || recipe.plus_one) recipe.info.dtype = at::kFloat;
+      recipe.info.bytes += tensor.bytes / static_cast<uint64_t>(row_count(tensor)) * piece.rows;
+    }
+    recipe.info.offset = first.offset;
   }
 
   void refuse_leftovers() const {
@@ -166,7 +178,6 @@ class Planner {
   const GgufForm& form_;
   const FamilySpec& family_;
   const ModelConfig& config_;
-  std::map<Part, std::shared_ptr<const std::vector<int64_t>>> orders_;
   std::set<std::string> used_;
 };
 
@@ -218,13 +229,9 @@ at::Tensor read_matrix(const GgufRecipe& recipe) {
   auto* out = static_cast<char*>(result.mutable_data_ptr());
   at::parallel_for(0, rows, std::max<int64_t>(1, 32768 / columns), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
-      int64_t from = recipe.order ? (*recipe.order)[r] : r;
-      size_t p = 0;
-      while (from >= recipe.pieces[p].rows) from -= recipe.pieces[p++].rows;
-      const GgufPiece& piece = recipe.pieces[p];
+      const auto [piece, from] = place_of(recipe, r);
       const GgmlType type = piece.source.tensor->type;
-      const std::byte* row =
-          piece.source.file->data(*piece.source.tensor) + row_bytes(type, columns) * (piece.first_row + from);
+      const std::byte* row = piece.source.file->data(*piece.source.tensor) + row_bytes(type, columns) * from;
       if (same_type)
         std::memcpy(out + out_bytes * r, row, out_bytes);
       else
@@ -258,15 +265,9 @@ at::Tensor read_tensor(const GgufRecipe& recipe) {
 GgufLayout new_layout(const GgufForm& form, const FamilySpec& family, const ModelConfig& config) {
   GgufLayout layout;
   std::map<std::string, GgufTensor*> stacks;
-  for (const ExpectedTensor& expected : expected_tensors(family, config)) {
-    GgufRecipe recipe;
-    recipe.expected = expected;
-    recipe.info.name = expected.name;
-    recipe.info.shape = expected.shape;
-    recipe.transposed = is_transposed(family, expected);
-    recipe.plus_one = is_stored_plus_one(config, expected);
-    if (auto order = gguf_row_order(form, config, expected.part); !order.empty())
-      recipe.order = std::make_shared<const std::vector<int64_t>>(std::move(order));
+  layout.recipes = new_recipes(form, family, config);
+  for (GgufRecipe& recipe : layout.recipes) {
+    const ExpectedTensor& expected = recipe.expected;
     std::vector<int64_t> shape = expected.shape;
     if (recipe.transposed) std::ranges::reverse(shape);
     const auto names = gguf_names(form, config, expected);
@@ -286,7 +287,6 @@ GgufLayout new_layout(const GgufForm& form, const FamilySpec& family, const Mode
         recipe.pieces.push_back({{nullptr, &tensor}, 0, rows[i]});
       }
     }
-    layout.recipes.push_back(std::move(recipe));
   }
   return layout;
 }
@@ -303,12 +303,10 @@ at::Tensor assemble(const GgufTensor& target, const std::vector<const GgufRecipe
     const at::Tensor values = in_file_form(*recipe, read(recipe->expected.name));
     std::vector<int64_t> ours, theirs;
     for (int64_t r = 0; r < values.size(0); ++r) {
-      int64_t from = recipe->order ? (*recipe->order)[r] : r;
-      size_t p = 0;
-      while (from >= recipe->pieces[p].rows) from -= recipe->pieces[p++].rows;
-      if (recipe->pieces[p].source.tensor != &target) continue;
+      const auto [piece, from] = place_of(*recipe, r);
+      if (piece.source.tensor != &target) continue;
       ours.push_back(r);
-      theirs.push_back(recipe->pieces[p].first_row + from);
+      theirs.push_back(from);
     }
     covered += std::ssize(ours);
     result.index_copy_(0, at::tensor(theirs, at::kLong), values.index_select(0, at::tensor(ours, at::kLong)));

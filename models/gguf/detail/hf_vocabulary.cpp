@@ -25,7 +25,7 @@ constexpr std::array<std::pair<const char*, std::optional<bool> GgufVocabulary::
      {"tokenizer.ggml.add_eos_token", &GgufVocabulary::add_eos},
      {"tokenizer.ggml.add_space_prefix", &GgufVocabulary::add_space_prefix}}};
 
-enum TokenType : int32_t { kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6 };
+using enum GgufVocabulary::TokenType;
 
 /// Drops what does not decide ids, so that equal steps compare equal.
 Json essence(Json step) {
@@ -119,9 +119,7 @@ void put_pieces(const PipelineSpec& spec, GgufVocabulary& vocabulary) {
   for (uint32_t id = 0; id < pieces; ++id)
     if (const auto piece = spec.vocabulary.piece(id)) {
       vocabulary.tokens[id] = *piece;
-      const bool byte =
-          spec.options.byte_fallback && piece->size() == 6 && piece->starts_with("<0x") && piece->ends_with(">");
-      vocabulary.token_types[id] = byte ? kByte : kNormal;
+      vocabulary.token_types[id] = spec.options.byte_fallback && byte_of_piece(*piece) >= 0 ? kByte : kNormal;
     }
   for (const AddedToken& token : spec.added) {
     // llama.cpp looks for those that are not special in plain text.
@@ -131,13 +129,8 @@ void put_pieces(const PipelineSpec& spec, GgufVocabulary& vocabulary) {
   if (spec.options.unk != kNoToken && spec.options.unk < count) vocabulary.token_types[spec.options.unk] = kUnknown;
 }
 
-std::vector<Merge> sorted_merges(std::vector<Merge> merges) {
-  std::ranges::stable_sort(merges, {}, &Merge::rank);
-  return merges;
-}
-
 void put_merges(const PipelineSpec& spec, GgufVocabulary& vocabulary) {
-  for (const Merge& merge : sorted_merges(spec.merges))
+  for (const Merge& merge : spec.merges)
     vocabulary.merges.push_back(std::string(*spec.vocabulary.piece(merge.left)) + " " +
                                 std::string(*spec.vocabulary.piece(merge.right)));
 }
@@ -146,7 +139,7 @@ void put_merges(const PipelineSpec& spec, GgufVocabulary& vocabulary) {
 void put_scores(const PipelineSpec& spec, GgufVocabulary& vocabulary) {
   vocabulary.scores.assign(vocabulary.tokens.size(), -1e6F);
   int64_t next = 0;
-  for (const Merge& merge : sorted_merges(spec.merges))
+  for (const Merge& merge : spec.merges)
     if (vocabulary.scores[merge.result] == -1e6F) vocabulary.scores[merge.result] = -static_cast<float>(next++);
   for (size_t id = 0; id < vocabulary.tokens.size(); ++id)
     if (vocabulary.token_types[id] != kNormal) vocabulary.scores[id] = 0;
@@ -178,9 +171,7 @@ HfVocabulary from_pipeline(const PipelineSpec& spec, const std::vector<GgufPre>&
 
 HfVocabulary from_sentencepiece(const std::filesystem::path& path, const FolderConfig& config) {
   sentencepiece::SentencePieceProcessor processor;
-  if (const auto status = processor.LoadFromSerializedProto(read_file(path)); !status.ok())
-    throw Error(ErrorClass::kCorruption, {path.string(), "not a SentencePiece model (" + status.ToString() + ")",
-                                          "a tokenizer.model", "get the file again"});
+  read_sentencepiece(path, processor);
   HfVocabulary result;
   GgufVocabulary& vocabulary = result.vocabulary;
   vocabulary.model = "llama";
@@ -194,8 +185,7 @@ HfVocabulary from_sentencepiece(const std::filesystem::path& path, const FolderC
                                      : processor.IsByte(id)    ? kByte
                                                                : kNormal);
   }
-  const auto pieces = processor.EncodeAsPieces("a");
-  vocabulary.add_space_prefix = !pieces.empty() && pieces[0].starts_with(kMetaspace);
+  vocabulary.add_space_prefix = adds_space(processor);
   const auto add = [&](const std::string& content, int64_t id, bool special) {
     if (id < 0 || id > kMaxTokenId) return;
     if (const auto size = static_cast<size_t>(id) + 1; vocabulary.tokens.size() < size) {

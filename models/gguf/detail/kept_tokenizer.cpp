@@ -66,15 +66,11 @@ std::unique_ptr<Tokenizer> kept_tokenizer(const GgufFile& file, const nlohmann::
   if (config.is_object()) write_file(folder.path() / "config.json", config.dump());
   try {
     auto tokenizer = load_tokenizer(folder.path());
-    tokenizer->keep_files(std::move(files));
+    tokenizer->keep_files(std::move(files), file.path().string() + ": " + kTokenizerKey);
     return tokenizer;
   } catch (const Error& error) {
-    std::string what = error.what();  // it names the momentary folder
-    const std::string place = folder.path().string();
-    for (size_t at; (at = what.find(place)) != std::string::npos;) {
-      const bool within = what.compare(at + place.size(), 1, "/") == 0;
-      what.replace(at, place.size() + (within ? 1 : 0), within ? "" : "the kept files");
-    }
+    const std::string place = folder.path().string();  // momentary
+    const std::string what = replace_all(replace_all(error.what(), place + "/", ""), place, "the kept files");
     file.fail_key(kTokenizerKey, what, "the tokenizer files that emend wrote there");
   }
 }

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -35,17 +36,11 @@ class AddedTokenSearch {
   void split(std::string_view text, std::vector<AddedSpan>& spans) const;
 
  private:
-  struct Node {
-    uint32_t child = 0, sibling = 0;  // 0: none
-    int32_t token = -1;
-    char byte = 0;
-  };
-  [[nodiscard]] uint32_t step(uint32_t node, char byte) const;
-  [[nodiscard]] const AddedToken* longest(std::string_view text, size_t at, size_t& end) const;
+  using Tokens = std::map<std::string, AddedToken, std::less<>>;  // by pattern
+  [[nodiscard]] Tokens::const_iterator longest(std::string_view text) const;
 
-  std::vector<Node> nodes_{Node{}};
-  std::array<uint32_t, 256> roots_{};  // children of the root, by byte
-  std::vector<AddedToken> tokens_;
+  Tokens tokens_;
+  std::array<bool, 256> begins_{};  // some pattern, by byte
 };
 
 }  // namespace emend::models::detail

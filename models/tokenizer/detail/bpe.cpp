@@ -7,7 +7,6 @@
 #include <bit>
 #include <queue>
 #include <tuple>
-#include <utility>
 
 namespace emend::models::detail {
 namespace {
@@ -44,45 +43,30 @@ const Merge* MergeTable::find(uint32_t left, uint32_t right) const {
   return nullptr;
 }
 
-std::vector<Merge> MergeTable::sorted() const {
-  std::vector<Merge> merges;
-  for (const Merge& merge : slots_)
-    if (merge.result != kNoToken) merges.push_back(merge);
-  std::ranges::sort(merges, by_rank);
-  return merges;
-}
-
-Bpe::Bpe(Vocabulary vocabulary, const std::vector<Merge>& merges, BpeOptions options)
-    : vocabulary_(std::move(vocabulary)), merges_(merges), options_(options) {
-  for (int byte = 0; byte < 256; ++byte)
-    byte_ids_[byte] =
-        vocabulary_.find(options_.byte_level ? byte_level_characters()[byte] : formatted("<0x%02X>", byte));
-  for (int byte = 0; byte < 128; ++byte) {
-    const char character = static_cast<char>(byte);
-    ascii_ids_[byte] = vocabulary_.find({&character, 1});
+Bpe::Bpe(const Vocabulary& vocabulary, const std::vector<Merge>& merges, BpeOptions options)
+    : vocabulary_(vocabulary), merges_(merges), options_(options) {
+  single_ids_.fill(kNoToken);
+  byte_ids_.fill(kNoToken);
+  for (int byte = 0; byte < 256; ++byte) {
+    if (options_.byte_level) {
+      single_ids_[byte] = vocabulary_.find(byte_level_characters()[byte]);
+      continue;
+    }
+    if (byte < 128) single_ids_[byte] = vocabulary_.find(std::string(1, static_cast<char>(byte)));
+    if (options_.byte_fallback) byte_ids_[byte] = vocabulary_.find(formatted("<0x%02X>", byte));
   }
-  has_byte_pieces_ = options_.byte_fallback && std::ranges::count(byte_ids_, kNoToken) < 256;
-  splits_at_metaspace_ = check_metaspace();
-}
-
-bool Bpe::check_metaspace() const {
-  if (options_.byte_level || options_.ignore_merges || vocabulary_.find(kMetaspace) == kNoToken) return false;
-  for (const Merge& merge : merges_.sorted()) {
-    const auto left = vocabulary_.piece(merge.left).value_or(""), right = vocabulary_.piece(merge.right).value_or("");
-    if (right.substr(0, 3) == kMetaspace && (left.size() < 3 || left.substr(left.size() - 3) != kMetaspace))
-      return false;
-  }
-  return true;
+  splits_at_metaspace_ = !options_.byte_level && !options_.ignore_merges && vocabulary_.find(kMetaspace) != kNoToken &&
+                         std::ranges::none_of(merges, [&](const Merge& merge) {
+                           return vocabulary_.piece(merge.right).value_or("").starts_with(kMetaspace) &&
+                                  !vocabulary_.piece(merge.left).value_or("").ends_with(kMetaspace);
+                         });
 }
 
 void Bpe::tokenise(std::string_view word, std::vector<WordToken>& out) const {
-  if (word.empty()) return;
-  if (word.size() > WordCache::kMaxKey) return tokenise_uncached(word, out);
-  const uint64_t hash = hash_bytes(word);
-  if (cache_.find(word, hash, out)) return;
+  if (word.empty() || cache_.find(word, out)) return;
   const size_t before = out.size();
   tokenise_uncached(word, out);
-  cache_.store(word, hash, out.data() + before, out.size() - before);
+  cache_.store(word, std::span(out).subspan(before));
 }
 
 void Bpe::tokenise_uncached(std::string_view word, std::vector<WordToken>& out) const {
@@ -92,11 +76,7 @@ void Bpe::tokenise_uncached(std::string_view word, std::vector<WordToken>& out) 
   }
   std::vector<Symbol> symbols;
   symbols.reserve(word.size());
-  if (options_.byte_level) {
-    initial_bytes(word, symbols);
-  } else {
-    initial_characters(word, symbols);
-  }
+  initial_symbols(word, symbols);
   for (size_t i = 0; i + 1 < symbols.size(); ++i) symbols[i].merge = merges_.find(symbols[i].id, symbols[i + 1].id);
   if (symbols.size() <= kShortWord) {
     merge_short(symbols);
@@ -106,51 +86,25 @@ void Bpe::tokenise_uncached(std::string_view word, std::vector<WordToken>& out) 
   for (const Symbol& symbol : symbols) out.push_back({symbol.id, symbol.begin, symbol.end});
 }
 
-void Bpe::add_unknown(uint32_t begin, uint32_t end, bool& fusing, std::vector<Symbol>& symbols) const {
-  if (options_.unk == kNoToken) return;
-  if (fusing && options_.fuse_unk) {
-    symbols.back().end = end;
-  } else {
-    symbols.push_back({options_.unk, begin, end, nullptr});
-  }
-  fusing = true;
-}
-
-void Bpe::initial_bytes(std::string_view word, std::vector<Symbol>& symbols) const {
-  bool fusing = false;
-  for (uint32_t at = 0; at < word.size(); ++at) {
-    const uint32_t id = byte_ids_[static_cast<unsigned char>(word[at])];
-    if (id == kNoToken) {
-      add_unknown(at, at + 1, fusing, symbols);
-    } else {
-      symbols.push_back({id, at, at + 1, nullptr});
-      fusing = false;
-    }
-  }
-}
-
-void Bpe::initial_characters(std::string_view word, std::vector<Symbol>& symbols) const {
-  bool fusing = false;
-  for (uint32_t at = 0; at < word.size();) {
-    const auto length = static_cast<uint32_t>(utf8_length(word[at]));
-    const uint32_t end = at + length;
-    const uint32_t id =
-        length == 1 ? ascii_ids_[static_cast<unsigned char>(word[at])] : vocabulary_.find(word.substr(at, length));
-    const auto byte_id = [&](uint32_t i) { return byte_ids_[static_cast<unsigned char>(word[i])]; };
+void Bpe::initial_symbols(std::string_view word, std::vector<Symbol>& symbols) const {
+  const auto byte = [&](uint32_t at) { return static_cast<unsigned char>(word[at]); };
+  const auto has_byte_piece = [&](char c) { return byte_ids_[static_cast<unsigned char>(c)] != kNoToken; };
+  bool fusing = false;  // the last one was unknown
+  for (uint32_t at = 0, end = 0; at < word.size(); at = end) {
+    end = at + (options_.byte_level ? 1 : static_cast<uint32_t>(utf8_length(word[at])));
+    const auto character = word.substr(at, end - at);
+    const uint32_t id = character.size() == 1 ? single_ids_[byte(at)] : vocabulary_.find(character);
+    const bool bytes = id == kNoToken && std::ranges::all_of(character, has_byte_piece);
     if (id != kNoToken) {
       symbols.push_back({id, at, end, nullptr});
-      fusing = false;
-    } else {
-      bool all_bytes = has_byte_pieces_;
-      for (uint32_t i = at; i < end; ++i) all_bytes = all_bytes && byte_id(i) != kNoToken;
-      if (all_bytes) {
-        for (uint32_t i = at; i < end; ++i) symbols.push_back({byte_id(i), i, i + 1, nullptr});
-        fusing = false;
-      } else {
-        add_unknown(at, end, fusing, symbols);
-      }
+    } else if (bytes) {
+      for (uint32_t i = at; i < end; ++i) symbols.push_back({byte_ids_[byte(i)], i, i + 1, nullptr});
+    } else if (fusing && options_.fuse_unk) {
+      symbols.back().end = end;
+    } else if (options_.unk != kNoToken) {
+      symbols.push_back({options_.unk, at, end, nullptr});
     }
-    at = end;
+    fusing = id == kNoToken && !bytes && options_.unk != kNoToken;
   }
 }
 
@@ -226,69 +180,25 @@ std::vector<Merge> merges_from_ranks(const Vocabulary& vocabulary, const std::ve
   return merges;
 }
 
-uint64_t hash_bytes(std::string_view bytes) {
-  constexpr uint64_t kMultiplier = 0x9E3779B97F4A7C15ULL;
-  uint64_t hash = bytes.size() * kMultiplier;
-  const auto mix = [&hash](uint64_t word) {
-    hash = (hash ^ word) * kMultiplier;
-    hash ^= hash >> 32;
-  };
-  const char* at = bytes.data();
-  size_t left = bytes.size();
-  for (; left >= 8; left -= 8, at += 8) {
-    uint64_t word;
-    std::memcpy(&word, at, 8);
-    mix(word);
-  }
-  uint64_t word = 0;
-  if (left > 0) std::memcpy(&word, at, left);
-  mix(word);
-  return hash ^ hash >> 29;
-}
-
 void Vocabulary::reserve(size_t pieces) {
-  places_.reserve(pieces);
-  text_.reserve(pieces * 8);
-  grow(std::bit_ceil(pieces * 2 + 16));
+  ids_.reserve(pieces);
+  pieces_.reserve(pieces);
 }
 
 void Vocabulary::add(std::string_view piece, uint32_t id) {
-  EMEND_CHECK(id <= kMaxTokenId && text_.size() + piece.size() < kNoToken, "token id or vocabulary too large");
-  if (id >= places_.size()) places_.resize(id + 1);
-  if (places_[id].length != kNoToken) return;
-  places_[id] = {static_cast<uint32_t>(text_.size()), static_cast<uint32_t>(piece.size())};
-  text_ += piece;
-  if (find(piece) != kNoToken) return;
-  if ((count_ + 1) * 2 > slots_.size()) grow(std::bit_ceil((count_ + 8) * 4));
-  insert(id);
-  ++count_;
-}
-
-void Vocabulary::insert(uint32_t id) {
-  const size_t mask = slots_.size() - 1;
-  size_t slot = hash_bytes(text(id)) & mask;
-  while (slots_[slot] != kNoToken) slot = (slot + 1) & mask;
-  slots_[slot] = id;
-}
-
-void Vocabulary::grow(size_t slots) {
-  if (slots <= slots_.size()) return;
-  const std::vector<uint32_t> old = std::exchange(slots_, std::vector<uint32_t>(slots, kNoToken));
-  for (const uint32_t id : old)
-    if (id != kNoToken) insert(id);
+  EMEND_CHECK(id <= kMaxTokenId, "token id too large");
+  if (id >= pieces_.size()) pieces_.resize(id + 1);
+  if (!pieces_[id]) pieces_[id] = &ids_.emplace(piece, id).first->first;
 }
 
 uint32_t Vocabulary::find(std::string_view piece) const {
-  if (slots_.empty()) return kNoToken;
-  const size_t mask = slots_.size() - 1;
-  for (size_t slot = hash_bytes(piece) & mask; slots_[slot] != kNoToken; slot = (slot + 1) & mask)
-    if (text(slots_[slot]) == piece) return slots_[slot];
-  return kNoToken;
+  const auto found = ids_.find(piece);
+  return found == ids_.end() ? kNoToken : found->second;
 }
 
 std::optional<std::string_view> Vocabulary::piece(uint32_t id) const {
-  if (id >= places_.size() || places_[id].length == kNoToken) return std::nullopt;
-  return text(id);
+  if (id >= pieces_.size() || !pieces_[id]) return std::nullopt;
+  return *pieces_[id];
 }
 
 }  // namespace emend::models::detail

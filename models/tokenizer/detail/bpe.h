@@ -4,12 +4,14 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
-#include <cstring>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 namespace emend::models::detail {
@@ -20,11 +22,12 @@ inline constexpr uint32_t kNoToken = std::numeric_limits<uint32_t>::max();
 /// Larger ids are refused: no model has so many rows, and the table is indexed by id.
 inline constexpr int64_t kMaxTokenId = (1 << 24) - 1;
 
-/// A fast hash of short strings; the same on every machine of one byte order.
-[[nodiscard]] uint64_t hash_bytes(std::string_view bytes);
-
 class Vocabulary {
  public:
+  Vocabulary() = default;
+  Vocabulary(Vocabulary&&) = default;  // copies would point into the original
+  Vocabulary& operator=(Vocabulary&&) = default;
+
   void reserve(size_t pieces);
   /// Adds a piece. A piece that is there already keeps its first id for find(); an id's first piece is kept.
   /// `id` must be in [0, kMaxTokenId].
@@ -35,24 +38,18 @@ class Vocabulary {
   /// The piece of `id`, or nothing.
   [[nodiscard]] std::optional<std::string_view> piece(uint32_t id) const;
   /// Number of different pieces.
-  [[nodiscard]] size_t size() const { return count_; }
+  [[nodiscard]] size_t size() const { return ids_.size(); }
   /// Largest id + 1.
-  [[nodiscard]] uint32_t id_end() const { return static_cast<uint32_t>(places_.size()); }
+  [[nodiscard]] uint32_t id_end() const { return static_cast<uint32_t>(pieces_.size()); }
 
  private:
-  struct Place {
-    uint32_t offset = 0, length = kNoToken;  // length kNoToken: no piece
+  struct Hash {
+    using is_transparent = void;
+    // Without noexcept: only then libstdc++ keeps the hashes, and comparing is fast.
+    size_t operator()(std::string_view piece) const { return std::hash<std::string_view>()(piece); }
   };
-  [[nodiscard]] std::string_view text(uint32_t id) const {
-    return {text_.data() + places_[id].offset, places_[id].length};
-  }
-  void insert(uint32_t id);
-  void grow(size_t slots);
-
-  std::string text_;             // all pieces, one after another
-  std::vector<Place> places_;    // by id
-  std::vector<uint32_t> slots_;  // open addressing: ids, or kNoToken
-  size_t count_ = 0;
+  std::unordered_map<std::string, uint32_t, Hash, std::equal_to<>> ids_;
+  std::vector<const std::string*> pieces_;  // by id: keys of ids_, or null
 };
 
 // A bounded cache of tokenised words that any number of threads share without waiting.
@@ -63,59 +60,45 @@ struct WordToken {
   uint32_t begin = 0, end = 0;
 };
 
-/// Fixed number of slots of one cache line; a new word replaces the one in its slot. A slot that another thread is
-/// using at this moment counts as a miss, so nobody ever waits.
+/// Fixed number of slots; a new word replaces the one in its slot. A slot that another thread is using at this moment
+/// counts as a miss, so nobody ever waits.
 class WordCache {
  public:
-  static constexpr size_t kSlots = size_t{1} << 15;  // 2 MiB
-  static constexpr size_t kMaxKey = 31, kMaxTokens = 6;
+  static constexpr size_t kSlots = size_t{1} << 15;
+  static constexpr size_t kMaxKey = 31;  ///< longer words are not kept
 
-  /// Appends the tokens of `word` to `out` and returns true if they are known. `hash` must depend on `word` alone.
-  [[nodiscard]] bool find(std::string_view word, uint64_t hash, std::vector<WordToken>& out) const {
-    if (word.size() > kMaxKey) return false;
-    Slot& slot = slots_[hash & (kSlots - 1)];
-    if (slot.busy.test_and_set(std::memory_order_acquire)) return false;
-    const bool hit = slot.size == word.size() && std::memcmp(slot.key, word.data(), word.size()) == 0;
-    if (hit) {
-      uint32_t at = 0;
-      for (uint8_t i = 0; i < slot.count; ++i) {
-        out.push_back({slot.ids[i], at, at + slot.lengths[i]});
-        at += slot.lengths[i];
-      }
-    }
-    slot.busy.clear(std::memory_order_release);
+  /// Appends the tokens of `word` to `out` and returns true if they are known.
+  [[nodiscard]] bool find(std::string_view word, std::vector<WordToken>& out) const {
+    bool hit = false;
+    use_slot(word, [&](const Slot& slot) {
+      hit = slot.word == word;
+      if (hit) out.insert(out.end(), slot.tokens.begin(), slot.tokens.end());
+    });
     return hit;
   }
-
-  /// Remembers `tokens`, which must cover `word` without gaps to be kept.
-  void store(std::string_view word, uint64_t hash, const WordToken* tokens, size_t count) const {
-    if (word.empty() || word.size() > kMaxKey || count > kMaxTokens) return;
-    uint32_t at = 0;
-    for (size_t i = 0; i < count; at = tokens[i++].end)
-      if (tokens[i].begin != at) return;
-    if (at != word.size()) return;
-    Slot& slot = slots_[hash & (kSlots - 1)];
-    if (slot.busy.test_and_set(std::memory_order_acquire)) return;
-    slot.size = static_cast<uint8_t>(word.size());
-    slot.count = static_cast<uint8_t>(count);
-    std::memcpy(slot.key, word.data(), word.size());
-    for (size_t i = 0; i < count; ++i) {
-      slot.ids[i] = tokens[i].id;
-      slot.lengths[i] = static_cast<uint8_t>(tokens[i].end - tokens[i].begin);
-    }
-    slot.busy.clear(std::memory_order_release);
+  /// Remembers the tokens of `word`.
+  void store(std::string_view word, std::span<const WordToken> tokens) const {
+    use_slot(word, [&](Slot& slot) {
+      slot.word = word;
+      slot.tokens.assign(tokens.begin(), tokens.end());
+    });
   }
 
  private:
   struct alignas(64) Slot {
-    uint32_t ids[kMaxTokens];
     std::atomic_flag busy;
-    uint8_t size = 0;  // 0: empty
-    uint8_t count = 0;
-    uint8_t lengths[kMaxTokens];
-    char key[kMaxKey];
+    std::string word;  // empty: none
+    std::vector<WordToken> tokens;
   };
-  static_assert(sizeof(Slot) == 64);
+
+  template <class Use>
+  void use_slot(std::string_view word, const Use& use) const {
+    if (word.empty() || word.size() > kMaxKey) return;
+    Slot& slot = slots_[std::hash<std::string_view>()(word) % kSlots];
+    if (slot.busy.test_and_set(std::memory_order_acquire)) return;
+    use(slot);
+    slot.busy.clear(std::memory_order_release);
+  }
 
   std::unique_ptr<Slot[]> slots_ = std::make_unique<Slot[]>(kSlots);
 };
@@ -130,8 +113,6 @@ class MergeTable {
  public:
   explicit MergeTable(const std::vector<Merge>& merges);
   [[nodiscard]] const Merge* find(uint32_t left, uint32_t right) const;
-  /// All merges, best first.
-  [[nodiscard]] std::vector<Merge> sorted() const;
 
  private:
   std::vector<Merge> slots_;  // result kNoToken: empty
@@ -148,14 +129,12 @@ struct BpeOptions {
 /// Immutable and thread-safe; the cache inside is synchronised.
 class Bpe {
  public:
-  Bpe(Vocabulary vocabulary, const std::vector<Merge>& merges, BpeOptions options);
+  /// `vocabulary` must outlive it.
+  Bpe(const Vocabulary& vocabulary, const std::vector<Merge>& merges, BpeOptions options);
 
   /// Appends the tokens of `word` (valid UTF-8, or any bytes if byte_level) to `out`, with positions in `word`.
   void tokenise(std::string_view word, std::vector<WordToken>& out) const;
 
-  [[nodiscard]] const Vocabulary& vocabulary() const { return vocabulary_; }
-  [[nodiscard]] const MergeTable& merges() const { return merges_; }
-  [[nodiscard]] const BpeOptions& options() const { return options_; }
   /// True if text can be cut before every ▁ that follows another character without changing any id: no merge joins
   /// across such a place. Long texts then profit from the cache of words.
   [[nodiscard]] bool splits_at_metaspace() const { return splits_at_metaspace_; }
@@ -167,19 +146,15 @@ class Bpe {
   };
 
   void tokenise_uncached(std::string_view word, std::vector<WordToken>& out) const;
-  void initial_bytes(std::string_view word, std::vector<Symbol>& symbols) const;
-  void initial_characters(std::string_view word, std::vector<Symbol>& symbols) const;
-  void add_unknown(uint32_t begin, uint32_t end, bool& fusing, std::vector<Symbol>& symbols) const;
+  void initial_symbols(std::string_view word, std::vector<Symbol>& symbols) const;
   void merge_short(std::vector<Symbol>& symbols) const;
   void merge_long(std::vector<Symbol>& symbols) const;
-  [[nodiscard]] bool check_metaspace() const;
 
-  Vocabulary vocabulary_;
+  const Vocabulary& vocabulary_;
   MergeTable merges_;
   BpeOptions options_;
-  std::array<uint32_t, 256> byte_ids_{};   // byte_level: the piece of one byte; byte_fallback: <0xNN>
-  std::array<uint32_t, 128> ascii_ids_{};  // pieces of one ASCII character
-  bool has_byte_pieces_ = false;
+  std::array<uint32_t, 256> single_ids_{};  // pieces of one byte: any if byte_level, else ASCII
+  std::array<uint32_t, 256> byte_ids_{};    // byte_fallback: <0xNN>
   bool splits_at_metaspace_ = false;
   WordCache cache_;
 };

@@ -187,14 +187,16 @@ void read_template(const JsonView& view, SpecialTokens& special) {
   if (!after) view.at("single").fail("a template with the sequence A");
 }
 
-void read(const JsonView& view, SpecialTokens& special, int depth) {
+}  // namespace
+
+void read_post_processor(const JsonView& view, SpecialTokens& special, int depth) {
   if (view.is_null()) return;
   const std::string& type = view.at("type").string();
   if (type == "Sequence") {
     if (depth > kMaxSequenceDepth) view.fail("sequences nested at most " + std::to_string(kMaxSequenceDepth) + " deep");
     for (const JsonView& step : view.at("processors").elements()) {
       SpecialTokens around;
-      read(step, around, depth + 1);  // a later step goes around an earlier one
+      read_post_processor(step, around, depth + 1);  // a later step goes around an earlier one
       special.prefix_ids.insert(special.prefix_ids.begin(), around.prefix_ids.begin(), around.prefix_ids.end());
       special.suffix_ids.insert(special.suffix_ids.end(), around.suffix_ids.begin(), around.suffix_ids.end());
     }
@@ -206,12 +208,6 @@ void read(const JsonView& view, SpecialTokens& special, int depth) {
   } else if (type != "ByteLevel") {
     view.unsupported("the post-processor \"" + shorten(type) + "\"", "TemplateProcessing, ByteLevel or Sequence");
   }
-}
-
-}  // namespace
-
-void read_post_processor(const JsonView& view, SpecialTokens& special) {
-  read(view, special, 0);
 }
 
 json template_processor(const std::vector<std::pair<std::string, int64_t>>& prefix,

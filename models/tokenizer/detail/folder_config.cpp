@@ -107,16 +107,19 @@ std::vector<std::pair<std::string, int64_t>> FolderConfig::special_token_ids() c
   return result;
 }
 
-std::string FolderConfig::chat_template() const {
+std::string FolderConfig::chat_template(std::string& place) const {
   for (const char* name : {"chat_template.jinja", "chat_template.json"}) {
     const auto path = folder_ / name;
     if (!std::filesystem::exists(path)) continue;
+    place = path.string();
     if (path.extension() == ".jinja") return read_file(path);
+    place += ": chat_template";
     const json document = read_object(path);
     return JsonView(document, path.string()).string_or("chat_template", "");
   }
   const JsonView config = tokenizer_config();
   if (!config.has("chat_template")) return {};
+  place = config.where() + ": chat_template";
   const JsonView view = config.at("chat_template");
   if (view.value().is_string()) return view.string();
   if (!view.value().is_array()) view.fail("a text, or a list of templates with names");
@@ -141,6 +144,8 @@ void FolderConfig::fill(SpecialTokens& special, const FindId& find) const {
     return special_text(name + "_token") ? std::nullopt : id(name + "_id");
   };
   special.bos = resolve("bos");
+  const auto named = config_.find("bos_token");
+  special.bos_in_chats = named == config_.end() || !named->is_null() || special_text("bos_token");
   special.eos = resolve("eos");
   special.pad = resolve("pad");
   if (const auto unk = special_text("unk_token")) special.unk = find(*unk);
@@ -149,10 +154,10 @@ void FolderConfig::fill(SpecialTokens& special, const FindId& find) const {
   std::erase_if(special.eos_ids, [](int64_t value) { return value < 0; });
   if (special.eos && std::ranges::find(special.eos_ids, *special.eos) == special.eos_ids.end())
     special.eos_ids.insert(special.eos_ids.begin(), *special.eos);
-  special.chat_template = chat_template();
+  special.chat_template = chat_template(special.chat_template_place);
 }
 
-void FolderConfig::apply(PipelineSpec& spec) const {
+void FolderConfig::apply(PipelineSpec& spec, bool no_post_processor) const {
   for (const AddedToken& token : added_)
     if (!has_token(spec.added, token.content)) spec.add_token_with_id(token, (folder_ / kConfigFile).string());
   for (const char* key : {"bos_token", "eos_token", "unk_token", "pad_token"}) {
@@ -164,16 +169,18 @@ void FolderConfig::apply(PipelineSpec& spec) const {
     return found == kNoToken ? std::nullopt : std::optional<int64_t>(found);
   });
 
-  // The Llama and Gemma classes of transformers build the post-processor from these flags.
-  if (!adds_bos_by_class(class_) || (!flag("add_bos_token") && !flag("add_eos_token"))) return;
-  const auto around = [&](const std::optional<int64_t>& id, const char* key, bool wanted) {
+  const bool by_class = adds_bos_by_class(class_);
+  if ((!by_class && !no_post_processor) || (!flag("add_bos_token") && !flag("add_eos_token"))) return;
+  const auto around = [&](const std::string& name, const std::optional<int64_t>& id, bool by_default) {
     std::vector<std::pair<std::string, int64_t>> pieces;
-    if (wanted && id) pieces.emplace_back(special_text(key).value_or(""), *id);
+    const auto text = special_text(name);
+    if (id && (text || by_class) && flag("add_" + name).value_or(by_default))
+      pieces.emplace_back(text.value_or(""), *id);
     return pieces;
   };
-  spec.post_processor =
-      template_processor(around(spec.special.bos, "bos_token", flag("add_bos_token").value_or(true)),
-                         around(spec.special.eos, "eos_token", flag("add_eos_token").value_or(false)));
+  const auto prefix = around("bos_token", spec.special.bos, by_class),
+             suffix = around("eos_token", spec.special.eos, false);
+  if (by_class || !prefix.empty() || !suffix.empty()) spec.post_processor = template_processor(prefix, suffix);
 }
 
 std::vector<std::filesystem::path> FolderConfig::files(const std::vector<std::string>& main) const {

@@ -31,11 +31,12 @@ class FolderConfig {
   [[nodiscard]] std::vector<std::pair<std::string, int64_t>> special_token_ids() const;
 
   using FindId = std::function<std::optional<int64_t>(const std::string&)>;
-  /// Sets bos, eos, unk, pad, eos_ids and chat_template; `find` gives the id of a piece.
+  /// Sets bos, eos, unk, pad, eos_ids, chat_template and its place; `find` gives the id of a piece.
   void fill(SpecialTokens& special, const FindId& find) const;
-  /// Adds the tokens that the files name to `spec`, puts BOS and EOS into its post-processor where the tokenizer
-  /// class does so by itself, and sets its special ids.
-  void apply(PipelineSpec& spec) const;
+  /// Adds the tokens that the files name to `spec`, sets its special ids, and puts BOS and EOS into its post-processor
+  /// as add_bos_token and add_eos_token say, which count for the Llama and Gemma classes of transformers and, with
+  /// `no_post_processor`, for vocab.json with merges.txt.
+  void apply(PipelineSpec& spec, bool no_post_processor = false) const;
 
   /// The files of the folder that save() copies: `main` and the small files above, without the model's own.
   [[nodiscard]] std::vector<std::filesystem::path> files(const std::vector<std::string>& main) const;
@@ -43,7 +44,7 @@ class FolderConfig {
  private:
   void read_added_tokens();
   [[nodiscard]] JsonView tokenizer_config() const;
-  [[nodiscard]] std::string chat_template() const;
+  [[nodiscard]] std::string chat_template(std::string& place) const;
 
   std::filesystem::path folder_;
   nlohmann::json config_, map_, generation_, model_config_;

@@ -79,33 +79,6 @@ class UnicodeForm {
   utf8proc_option_t options_;
 };
 
-Normalizer prepend(const std::string& text) {
-  return [text](const Piece& source, PieceBuilder& result) {
-    if (source.text.empty() || text.empty()) return false;
-    result.reserve(source.text.size() + text.size());
-    result.put(text, source, 0, 0);
-    result.keep(source, 0, source.text.size());
-    return true;
-  };
-}
-
-Normalizer replace(std::shared_ptr<const Regex> pattern, const std::string& content) {
-  return [pattern, content](const Piece& source, PieceBuilder& result) {
-    Regex::Scan scan(*pattern, source.text);
-    size_t begin = 0, end = 0, done = 0;
-    bool changed = false;
-    while (scan.next(begin, end)) {
-      if (!changed) result.reserve(source.text.size() + source.text.size() / 2);
-      changed = true;
-      result.keep(source, done, begin);
-      result.put(content, source, begin, end);
-      done = end;
-    }
-    if (changed) result.keep(source, done, source.text.size());
-    return changed;
-  };
-}
-
 Normalizer strip(bool left, bool right) {
   return [left, right](const Piece& source, PieceBuilder& result) {
     const std::string_view text = source.text;
@@ -145,6 +118,38 @@ void PieceBuilder::too_long() const {
   refuse_growth("normalizer", most_);
 }
 
+Normalizer make_prepend(const std::string& text) {
+  return [text](const Piece& source, PieceBuilder& result) {
+    if (source.text.empty() || text.empty()) return false;
+    result.reserve(source.text.size() + text.size());
+    result.put(text, source, 0, 0);
+    result.keep(source, 0, source.text.size());
+    return true;
+  };
+}
+
+Normalizer make_replace(std::shared_ptr<const Regex> pattern, const std::string& content) {
+  return [pattern, content](const Piece& source, PieceBuilder& result) {
+    Regex::Scan scan(*pattern, source.text);
+    size_t begin = 0, end = 0, done = 0;
+    bool changed = false;
+    while (scan.next(begin, end)) {
+      if (!changed) result.reserve(source.text.size() + source.text.size() / 2);
+      changed = true;
+      result.keep(source, done, begin);
+      result.put(content, source, begin, end);
+      done = end;
+    }
+    if (changed) result.keep(source, done, source.text.size());
+    return changed;
+  };
+}
+
+bool byte_level(const Piece& source, PieceBuilder& result) {
+  to_byte_level(source, result);
+  return true;
+}
+
 Normalizer make_unicode_form(bool compose, bool compatibility, ComposeTables tables) {
   return UnicodeForm(compose, compatibility, tables);
 }
@@ -155,19 +160,16 @@ NormalizerChain make_normalizers(const JsonView& normalizer, ComposeTables table
     if (type == "NFC" || type == "NFD" || type == "NFKC" || type == "NFKD") {
       chain.push_back(make_unicode_form(type == "NFC" || type == "NFKC", type.size() == 4, tables));
     } else if (type == "Prepend") {
-      chain.push_back(prepend(view.at("prepend").string()));
+      chain.push_back(make_prepend(view.at("prepend").string()));
     } else if (type == "Replace") {
       auto pattern = make_pattern(view.at("pattern"));
-      if (pattern) chain.push_back(replace(std::move(pattern), view.at("content").string()));
+      if (pattern) chain.push_back(make_replace(std::move(pattern), view.at("content").string()));
     } else if (type == "Strip") {
       chain.push_back(strip(view.boolean_or("strip_left", true), view.boolean_or("strip_right", true)));
     } else if (type == "Lowercase") {
       chain.emplace_back(lowercase);
     } else if (type == "ByteLevel") {
-      chain.emplace_back([](const Piece& source, PieceBuilder& result) {
-        to_byte_level(source, result);
-        return true;
-      });
+      chain.emplace_back(byte_level);
     } else {
       view.unsupported("the normalizer \"" + shorten(type) + "\"",
                        "NFC, NFD, NFKC, NFKD, Prepend, Replace, Strip, Lowercase, ByteLevel or Sequence");
@@ -190,8 +192,7 @@ void normalise(const NormalizerChain& chain, const Piece& source, PieceSink sink
 
 std::string normalise(const NormalizerChain& chain, std::string_view text) {
   std::string result;
-  auto take = [&result](const Piece& piece) { result = piece.text; };
-  normalise(chain, {text}, take);
+  normalise(chain, {text}, [&result](const Piece& piece) { result = piece.text; });
   return result;
 }
 

@@ -1,12 +1,13 @@
 // A stretch of text on its way through the tokenizer, and where its bytes come from.
 #pragma once
 
+#include <c10/util/FunctionRef.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <vector>
 
 namespace emend::models::detail {
@@ -75,24 +76,7 @@ class PieceBuilder {
   std::vector<Origin> origin_;
 };
 
-/// A reference to a callable, for callbacks that do not outlive the call.
-template <class Signature>
-class FunctionRef;
-template <class... Arguments>
-class FunctionRef<void(Arguments...)> {
- public:
-  template <class Callable>
-  requires(!std::is_same_v<std::remove_cv_t<Callable>, FunctionRef>)  // copying copies, and does not wrap
-      FunctionRef(Callable& callable)                                 // NOLINT: implicit on purpose
-      : object_(&callable),
-        call_([](void* object, Arguments... arguments) { (*static_cast<Callable*>(object))(arguments...); }) {}
-  void operator()(Arguments... arguments) const { call_(object_, arguments...); }
-
- private:
-  void* object_;
-  void (*call_)(void*, Arguments...);
-};
-
-using PieceSink = FunctionRef<void(const Piece&)>;
+/// For callbacks that do not outlive the call.
+using PieceSink = c10::function_ref<void(const Piece&)>;
 
 }  // namespace emend::models::detail

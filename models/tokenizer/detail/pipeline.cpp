@@ -37,23 +37,19 @@ std::string fingerprint_of(const PipelineSpec& spec) {
 
 class Pipeline final : public Tokenizer {
  public:
-  Pipeline(PipelineSpec spec, PreTokenizerChain pre_tokenizers, std::string fingerprint)
-      : normalizer_json_(spec.normalizer),
-        pre_tokenizer_json_(spec.pre_tokenizer),
-        post_processor_json_(spec.post_processor),
-        decoder_json_(spec.decoder),
-        normalizers_(make_normalizers({normalizer_json_, spec.file, "normalizer"}, spec.compose)),
+  Pipeline(PipelineSpec spec, PreTokenizerChain pre_tokenizers)
+      : spec_(std::move(spec)),
+        normalizers_(make_normalizers({spec_.normalizer, spec_.file, "normalizer"}, spec_.compose)),
         pre_tokenizers_(std::move(pre_tokenizers)),
-        decoder_({decoder_json_, spec.file, "decoder"}),
-        bpe_(std::move(spec.vocabulary), spec.merges, spec.options),
-        added_(std::move(spec.added)) {
-    files_ = std::move(spec.files);
-    special_ = std::move(spec.special);
-    fingerprint_ = std::move(fingerprint);
-    id_end_ = bpe_.vocabulary().id_end();
-    for (const AddedToken& token : added_) {
+        decoder_({spec_.decoder, spec_.file, "decoder"}),
+        bpe_(spec_.vocabulary, spec_.merges, spec_.options) {
+    fingerprint_ = fingerprint_of(spec_);
+    files_ = spec_.files;
+    special_ = spec_.special;
+    if (!files_.empty()) spec_.merges = {};  // only save() needs them again
+    id_end_ = spec_.vocabulary.id_end();
+    for (const AddedToken& token : spec_.added) {
       id_end_ = std::max(id_end_, token.id + 1);
-      added_ids_[token.content] = token.id;
       const bool normalised = token.normalized && !normalizers_.empty();
       std::string pattern = normalised ? normalise(normalizers_, token.content) : token.content;
       (token.normalized ? normalised_search_ : raw_search_).add(pattern, token);
@@ -92,9 +88,7 @@ class Pipeline final : public Tokenizer {
   }
 
   std::optional<int64_t> token_id(std::string_view piece) const override {
-    const auto added = added_ids_.find(std::string(piece));
-    if (added != added_ids_.end()) return added->second;
-    const uint32_t id = bpe_.vocabulary().find(piece);
+    const uint32_t id = spec_.find(piece);
     return id == kNoToken ? std::nullopt : std::optional<int64_t>(id);
   }
 
@@ -107,8 +101,7 @@ class Pipeline final : public Tokenizer {
 
   void save(const std::filesystem::path& folder) const override {
     if (!files_.empty() || !kept_.empty()) return Tokenizer::save(folder);
-    write_tokenizer_json(
-        {normalizer_json_, pre_tokenizer_json_, post_processor_json_, decoder_json_, bpe_, added_, special_}, folder);
+    write_tokenizer_json(spec_, folder);
   }
 
  private:
@@ -134,7 +127,7 @@ class Pipeline final : public Tokenizer {
     if (id < 0 || id > kMaxTokenId) return std::nullopt;
     const auto added = by_id_.find(static_cast<uint32_t>(id));
     if (added != by_id_.end()) return added->second.piece;
-    return bpe_.vocabulary().piece(static_cast<uint32_t>(id));
+    return spec_.vocabulary.piece(static_cast<uint32_t>(id));
   }
 
   void run(std::string_view text, bool add_special, std::vector<int64_t>& ids, Offsets* offsets) const {
@@ -145,10 +138,9 @@ class Pipeline final : public Tokenizer {
     if (add_special)
       for (const int64_t id : special_.prefix_ids) out.add(id, 0, 0);
     split_added(raw_search_, {text}, out, [&](const Piece& part) {
-      auto normalised = [&](const Piece& piece) {
+      normalise(normalizers_, part, [&](const Piece& piece) {
         split_added(normalised_search_, piece, out, [&](const Piece& plain) { words(plain, out); });
-      };
-      normalise(normalizers_, part, normalised);
+      });
     });
     if (add_special)
       for (const int64_t id : special_.suffix_ids) out.add(id, text.size(), text.size());
@@ -171,14 +163,13 @@ class Pipeline final : public Tokenizer {
   }
 
   void words(const Piece& piece, Output& out) const {
-    auto word = [&](const Piece& part) {
+    pre_tokenise(pre_tokenizers_, piece, [&](const Piece& part) {
       if (bpe_.splits_at_metaspace()) {
         cut_at_metaspace(part, out);
       } else {
         tokens(part, out);
       }
-    };
-    pre_tokenise(pre_tokenizers_, piece, word);
+    });
   }
 
   void cut_at_metaspace(const Piece& piece, Output& out) const {
@@ -201,14 +192,12 @@ class Pipeline final : public Tokenizer {
               out.offsets ? word.original_end(token.end) : 0);
   }
 
-  nlohmann::json normalizer_json_, pre_tokenizer_json_, post_processor_json_, decoder_json_;
+  PipelineSpec spec_;
   NormalizerChain normalizers_;
   PreTokenizerChain pre_tokenizers_;
   DecoderChain decoder_;
   Bpe bpe_;
-  std::vector<AddedToken> added_;
   AddedTokenSearch raw_search_, normalised_search_;
-  std::unordered_map<std::string, uint32_t> added_ids_;
   std::unordered_map<uint32_t, AddedPiece> by_id_;
   uint32_t id_end_ = 0;
 };
@@ -263,56 +252,37 @@ std::unique_ptr<Tokenizer> make_pipeline(PipelineSpec spec) {
   PreTokenizerChain chain = make_pre_tokenizers({spec.pre_tokenizer, spec.file, "pre_tokenizer"});
   spec.options.byte_level = chain.byte_level;
   read_post_processor({spec.post_processor, spec.file, "post_processor"}, spec.special);
-  std::string fingerprint = fingerprint_of(spec);
-  return std::make_unique<Pipeline>(std::move(spec), std::move(chain), std::move(fingerprint));
-}
-
-uint32_t AddedTokenSearch::step(uint32_t node, char byte) const {
-  for (uint32_t child = nodes_[node].child; child != 0; child = nodes_[child].sibling)
-    if (nodes_[child].byte == byte) return child;
-  return 0;
+  return std::make_unique<Pipeline>(std::move(spec), std::move(chain));
 }
 
 void AddedTokenSearch::add(std::string_view pattern, const AddedToken& token) {
   if (pattern.empty()) return;
-  uint32_t node = 0;
-  for (const char byte : pattern) {
-    uint32_t child = step(node, byte);
-    if (child == 0) {
-      child = static_cast<uint32_t>(nodes_.size());
-      nodes_.push_back({0, nodes_[node].child, -1, byte});
-      nodes_[node].child = child;
-      if (node == 0) roots_[static_cast<unsigned char>(byte)] = child;
-    }
-    node = child;
-  }
-  nodes_[node].token = static_cast<int32_t>(tokens_.size());
-  tokens_.push_back(token);
+  tokens_.insert_or_assign(std::string(pattern), token);
+  begins_[static_cast<unsigned char>(pattern[0])] = true;
 }
 
-const AddedToken* AddedTokenSearch::longest(std::string_view text, size_t at, size_t& end) const {
-  int32_t best = -1;
-  uint32_t node = roots_[static_cast<unsigned char>(text[at])];
-  for (size_t next = at + 1; node != 0; ++next) {
-    if (nodes_[node].token >= 0) {
-      best = nodes_[node].token;
-      end = next;
-    }
-    if (next == text.size()) break;
-    node = step(node, text[next]);
+// The longest pattern that `text` begins with, or the end. Patterns up to `text` in order that it does not begin with
+// share less with it than those that it does.
+AddedTokenSearch::Tokens::const_iterator AddedTokenSearch::longest(std::string_view text) const {
+  for (auto after = tokens_.upper_bound(text); after != tokens_.begin(); after = tokens_.upper_bound(text)) {
+    const auto found = std::prev(after);
+    if (text.starts_with(found->first)) return found;
+    text = text.substr(0, std::ranges::mismatch(text, found->first).in1 - text.begin());
   }
-  return best < 0 ? nullptr : &tokens_[static_cast<size_t>(best)];
+  return tokens_.end();
 }
 
 void AddedTokenSearch::split(std::string_view text, std::vector<AddedSpan>& spans) const {
   size_t done = 0;
   for (size_t at = 0; at < text.size() && !tokens_.empty();) {
-    size_t begin = at, end = 0;
-    const AddedToken* token = roots_[static_cast<unsigned char>(text[at])] == 0 ? nullptr : longest(text, at, end);
-    if (!token) {
+    const bool may_begin = begins_[static_cast<unsigned char>(text[at])];
+    const auto found = may_begin ? longest(text.substr(at)) : tokens_.end();
+    if (found == tokens_.end()) {
       ++at;
       continue;
     }
+    const AddedToken* token = &found->second;
+    size_t begin = at, end = at + found->first.size();
     at = end;
     const auto is_word_at = [&](size_t place) { return is_word(decode_utf8(text.data() + place)); };
     if (token->single_word &&

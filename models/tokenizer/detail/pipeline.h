@@ -53,14 +53,7 @@ void read_pieces(const JsonView& view, Vocabulary& vocabulary);
 /// An entry of "added_tokens" or "added_tokens_decoder", without its id.
 [[nodiscard]] AddedToken read_added_token(const JsonView& view);
 
-/// What is written for a pipeline that did not come from a folder.
-struct TokenizerJsonParts {
-  nlohmann::json normalizer, pre_tokenizer, post_processor, decoder;
-  const Bpe& bpe;
-  const std::vector<AddedToken>& added;
-  const SpecialTokens& special;
-};
-/// Writes tokenizer.json and tokenizer_config.json. Throws Error(kIo).
-void write_tokenizer_json(const TokenizerJsonParts& parts, const std::filesystem::path& folder);
+/// Writes tokenizer.json and tokenizer_config.json for a pipeline that did not come from a folder. Throws Error(kIo).
+void write_tokenizer_json(const PipelineSpec& spec, const std::filesystem::path& folder);
 
 }  // namespace emend::models::detail

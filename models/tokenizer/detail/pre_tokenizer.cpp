@@ -76,79 +76,56 @@ void Splitter::add(size_t begin, size_t end, bool delimiter) {
   was_delimiter_ = delimiter;
 }
 
+// Splits at what next(begin, end) finds, one after the other, until it is false.
+template <class Next>
+void split(const Piece& source, SplitBehaviour behaviour, bool invert, PieceSink sink, Next next) {
+  Splitter splitter(source, behaviour, sink);
+  size_t begin = 0, end = 0, done = 0;
+  while (next(begin, end)) {
+    if (done != begin) splitter.add(done, begin, invert);
+    splitter.add(begin, end, !invert);
+    done = end;
+  }
+  if (done != source.text.size()) splitter.add(done, source.text.size(), invert);
+  splitter.finish();
+}
+
 // Splits at the matches of a pattern.
 PreTokenizer split_at(std::shared_ptr<const Regex> pattern, SplitBehaviour behaviour, bool invert) {
   return [=](const Piece& source, PieceSink sink) {
-    Splitter splitter(source, behaviour, sink);
     Regex::Scan scan(*pattern, source.text);
-    size_t begin = 0, end = 0, done = 0;
-    while (scan.next(begin, end)) {
-      if (done != begin) splitter.add(done, begin, invert);
-      splitter.add(begin, end, !invert);
-      done = end;
-    }
-    if (done != source.text.size()) splitter.add(done, source.text.size(), invert);
-    splitter.finish();
+    split(source, behaviour, invert, sink, [&scan](size_t& begin, size_t& end) { return scan.next(begin, end); });
   };
-}
-
-PreTokenizer split_at(const char* pattern, const JsonView& view, SplitBehaviour behaviour, bool invert) {
-  return split_at(std::make_shared<const Regex>(pattern, view.where()), behaviour, invert);
 }
 
 // Splits at single characters of a class.
 PreTokenizer split_at_characters(bool (*matches)(char32_t), SplitBehaviour behaviour) {
   return [=](const Piece& source, PieceSink sink) {
-    Splitter splitter(source, behaviour, sink);
     const std::string_view text = source.text;
-    size_t done = 0;
-    for (size_t at = 0; at < text.size();) {
-      const size_t next = at + utf8_length(text[at]);
-      if (matches(decode_utf8(text.data() + at))) {
-        if (done < at) splitter.add(done, at, false);
-        splitter.add(at, next, true);
-        done = next;
+    split(source, behaviour, false, sink, [=, at = size_t{0}](size_t& begin, size_t& end) mutable {
+      while (at < text.size()) {
+        begin = at;
+        end = at += utf8_length(text[begin]);
+        if (matches(decode_utf8(text.data() + begin))) return true;
       }
-      at = next;
-    }
-    if (done < text.size()) splitter.add(done, text.size(), false);
-    splitter.finish();
+      return false;
+    });
+  };
+}
+
+// As in a normalizer.
+PreTokenizer changed(Normalizer step) {
+  return [step = std::move(step)](const Piece& source, PieceSink sink) {
+    PieceBuilder builder;
+    sink(step(source, builder) ? builder.piece() : source);
   };
 }
 
 // Puts a prefix in front of text that does not start with it yet.
 PreTokenizer add_prefix(const std::string& prefix, bool only_at_start) {
-  return [=](const Piece& source, PieceSink sink) {
-    const bool there = source.text.substr(0, prefix.size()) == prefix;
-    if (there || source.text.empty() || (only_at_start && source.original_begin(0) != 0)) return sink(source);
-    PieceBuilder builder;
-    builder.reserve(prefix.size() + source.text.size());
-    builder.put(prefix, source, 0, 0);
-    builder.keep(source, 0, source.text.size());
-    sink(builder.piece());
-  };
-}
-
-// Replaces spaces by another character.
-PreTokenizer replace_spaces(const std::string& replacement) {
-  return [=](const Piece& source, PieceSink sink) {
-    if (source.text.find(' ') == std::string_view::npos) return sink(source);
-    PieceBuilder builder;
-    builder.reserve(source.text.size() + source.text.size() / 2);
-    size_t done = 0;
-    for (size_t space; (space = source.text.find(' ', done)) != std::string_view::npos; done = space + 1) {
-      builder.keep(source, done, space);
-      builder.put(replacement, source, space, space + 1);
-    }
-    builder.keep(source, done, source.text.size());
-    sink(builder.piece());
-  };
-}
-
-void map_bytes(const Piece& source, PieceSink sink) {
-  PieceBuilder builder;
-  to_byte_level(source, builder);
-  sink(builder.piece());
+  return changed([=, put = make_prepend(prefix)](const Piece& source, PieceBuilder& result) {
+    return !source.text.starts_with(prefix) && !(only_at_start && source.original_begin(0) != 0) && put(source, result);
+  });
 }
 
 void add_metaspace(const JsonView& view, std::vector<PreTokenizer>& steps) {
@@ -157,7 +134,7 @@ void add_metaspace(const JsonView& view, std::vector<PreTokenizer>& steps) {
   if (!view.boolean_or("add_prefix_space", true)) scheme = "never";
   if (scheme != "always" && scheme != "first" && scheme != "never")
     view.at("prepend_scheme").fail("always, first or never");
-  steps.push_back(replace_spaces(replacement));
+  steps.push_back(changed(make_replace(std::make_shared<const Regex>(Regex::literal(" ")), replacement)));
   if (scheme != "never") steps.push_back(add_prefix(replacement, scheme == "first"));
   if (view.boolean_or("split", true))
     steps.push_back(
@@ -168,7 +145,8 @@ void add_metaspace(const JsonView& view, std::vector<PreTokenizer>& steps) {
 void add_byte_level(const JsonView& view, std::vector<PreTokenizer>& steps) {
   if (view.boolean_or("add_prefix_space", true)) steps.push_back(add_prefix(" ", false));
   if (view.boolean_or("use_regex", true))
-    steps.push_back(split_at(kGpt2Pattern, view, SplitBehaviour::kIsolated, false));
+    steps.push_back(
+        split_at(std::make_shared<const Regex>(kGpt2Pattern, view.where()), SplitBehaviour::kIsolated, false));
 }
 
 void add_step(const JsonView& view, const std::string& type, std::vector<PreTokenizer>& steps) {
@@ -200,8 +178,7 @@ void add_step(const JsonView& view, const std::string& type, std::vector<PreToke
 void run_steps(const PreTokenizerChain& chain, size_t step, const Piece& piece, PieceSink sink) {
   if (piece.text.empty()) return;
   if (step == chain.steps.size()) return sink(piece);
-  auto next = [&](const Piece& part) { run_steps(chain, step + 1, part, sink); };
-  chain.steps[step](piece, next);
+  chain.steps[step](piece, [&](const Piece& part) { run_steps(chain, step + 1, part, sink); });
 }
 
 }  // namespace
@@ -227,7 +204,7 @@ PreTokenizerChain make_pre_tokenizers(const JsonView& pre_tokenizer) {
   for_each_step(pre_tokenizer, "pretokenizers", [&](const JsonView& view, const std::string& type) {
     if (type != "ByteLevel") return add_step(view, type, chain.steps);
     add_byte_level(view, chain.steps);
-    chain.steps.emplace_back(map_bytes);
+    chain.steps.push_back(changed(byte_level));
     ++mappings;
     after_last = chain.steps.size();
   });

@@ -18,14 +18,10 @@ class SentencePieceTokenizer final : public Tokenizer {
  public:
   SentencePieceTokenizer(const std::filesystem::path& path, const FolderConfig& config)
       : is_chatglm_(config.tokenizer_class().rfind("ChatGLM", 0) == 0) {
-    const std::string model = read_file(path);
-    const auto status = processor_.LoadFromSerializedProto(model);
-    if (!status.ok() || processor_.GetPieceSize() == 0)
-      throw Error(ErrorClass::kCorruption, {path.string(), "not a SentencePiece model (" + status.ToString() + ")",
-                                            "a tokenizer.model", "get the file again"});
+    read_sentencepiece(path, processor_);
     files_ = config.files({path.filename().string()});
     pieces_ = processor_.GetPieceSize();
-    adds_dummy_prefix_ = piece_starts_with_space("a");
+    adds_dummy_prefix_ = adds_space(processor_);
     cuts_at_spaces_ = adds_dummy_prefix_ && !has_pieces_across_words();
     if (is_chatglm_) {
       add_chatglm_tokens(config);
@@ -34,7 +30,7 @@ class SentencePieceTokenizer final : public Tokenizer {
     }
     set_special(config);
     Sha256 hash;
-    hash.update(model);
+    hash.update(read_file(path));
     for (const auto& [id, token] : added_) hash.update(std::to_string(id) + "=" + token.content + "\n");
     for (const int64_t id : special_.prefix_ids) hash.update("prefix " + std::to_string(id) + "\n");
     fingerprint_ = hash.hex();
@@ -128,11 +124,6 @@ class SentencePieceTokenizer final : public Tokenizer {
     return found == added_.end() ? nullptr : &found->second;
   }
 
-  bool piece_starts_with_space(const char* text) const {
-    const std::vector<std::string> pieces = processor_.EncodeAsPieces(text);
-    return !pieces.empty() && pieces[0].rfind(kMetaspace, 0) == 0;
-  }
-
   // Control pieces ("<s>", "</s>") and the tokens of the configuration are found in the text.
   void add_tokens(const FolderConfig& config) {
     for (int id = 0; id < pieces_; ++id) {
@@ -204,8 +195,7 @@ class SentencePieceTokenizer final : public Tokenizer {
   }
 
   void word_tokens(std::string_view word, std::vector<WordToken>& tokens) const {
-    const uint64_t hash = word.size() <= WordCache::kMaxKey ? hash_bytes(word) : 0;
-    if (cache_.find(word, hash, tokens)) return;
+    if (cache_.find(word, tokens)) return;
     const auto result = processor_.EncodeAsImmutableProto(absl::string_view(word.data(), word.size()));
     const auto pieces = result.pieces();
     size_t bytes = 0;  // byte pieces in a row that stand for one character
@@ -222,7 +212,7 @@ class SentencePieceTokenizer final : public Tokenizer {
       }
       bytes = 0;
     }
-    cache_.store(word, hash, tokens.data(), tokens.size());
+    cache_.store(word, tokens);
   }
 
   bool has_pieces_across_words() const {
@@ -246,6 +236,18 @@ class SentencePieceTokenizer final : public Tokenizer {
 };
 
 }  // namespace
+
+void read_sentencepiece(const std::filesystem::path& path, sentencepiece::SentencePieceProcessor& processor) {
+  const auto status = processor.LoadFromSerializedProto(read_file(path));
+  if (!status.ok() || processor.GetPieceSize() == 0)
+    throw Error(ErrorClass::kCorruption, {path.string(), "not a SentencePiece model (" + status.ToString() + ")",
+                                          "a tokenizer.model", "get the file again"});
+}
+
+bool adds_space(const sentencepiece::SentencePieceProcessor& processor) {
+  const auto pieces = processor.EncodeAsPieces("a");
+  return !pieces.empty() && pieces[0].starts_with(kMetaspace);
+}
 
 std::unique_ptr<Tokenizer> load_sentencepiece(const std::filesystem::path& path, const FolderConfig& config) {
   return std::make_unique<SentencePieceTokenizer>(path, config);

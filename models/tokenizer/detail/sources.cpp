@@ -6,6 +6,7 @@
 #include <emend/models/tokenizer/detail/sources.h>
 #include <emend/models/tokenizer/detail/steps.h>
 #include <emend/models/tokenizer/detail/unicode.h>
+#include <openssl/evp.h>
 
 #include <fstream>
 #include <numeric>
@@ -26,10 +27,12 @@ json byte_level_pre_tokenizer(bool add_prefix_space, bool use_regex) {
       {"type", "ByteLevel"}, {"add_prefix_space", add_prefix_space}, {"trim_offsets", true}, {"use_regex", use_regex}};
 }
 
+json split_step(const std::string& pattern) {
+  return {{"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}, {"invert", false}};
+}
+
 json split_pre_tokenizer(const std::string& pattern) {
-  const json split = {
-      {"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}, {"invert", false}};
-  return {{"type", "Sequence"}, {"pretokenizers", {split, byte_level_pre_tokenizer(false, false)}}};
+  return {{"type", "Sequence"}, {"pretokenizers", {split_step(pattern), byte_level_pre_tokenizer(false, false)}}};
 }
 
 namespace {
@@ -70,44 +73,29 @@ PipelineSpec read_vocab_and_merges(const std::filesystem::path& folder, const Fo
     spec.pre_tokenizer = byte_level_pre_tokenizer(config.flag("add_prefix_space").value_or(false), true);
   }
   spec.decoder = byte_level_decoder();
-  config.apply(spec);
-  const auto bos = config.special_text("bos_token");
-  if (config.flag("add_bos_token").value_or(false) && bos && spec.special.bos)
-    spec.post_processor = template_processor({{*bos, *spec.special.bos}}, {});
+  config.apply(spec, /*no_post_processor=*/true);
   return spec;
 }
 
 std::optional<std::string> decode_base64(std::string_view text) {
-  static constexpr std::string_view kDigits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-  if (text.empty() || text.size() % 4 != 0) return std::nullopt;
-  std::string bytes;
-  for (size_t at = 0; at < text.size(); at += 4) {
-    uint32_t group = 0;
-    int digits = 0;
-    for (; digits < 4 && text[at + digits] != '='; ++digits) {
-      const size_t value = kDigits.find(text[at + digits]);
-      if (value == std::string_view::npos) return std::nullopt;
-      group |= static_cast<uint32_t>(value) << (18 - 6 * digits);
-    }
-    if (digits < 2 || (digits < 4 && at + 4 != text.size())) return std::nullopt;
-    for (int byte = 0; byte < digits - 1; ++byte) bytes += static_cast<char>(group >> (16 - 8 * byte));
-  }
+  const size_t padding = text.size() - std::min(text.find('='), text.size());
+  std::string bytes(text.size() / 4 * 3, '\0');
+  const int size = EVP_DecodeBlock(reinterpret_cast<unsigned char*>(bytes.data()),
+                                   reinterpret_cast<const unsigned char*>(text.data()), static_cast<int>(text.size()));
+  if (text.empty() || text.size() % 4 != 0 || padding > 2 || size != static_cast<int>(bytes.size())) return {};
+  bytes.resize(bytes.size() - padding);
   return bytes;
 }
 
-struct Line {
-  std::string bytes;
-  uint32_t rank = 0;
-};
-
-std::optional<Line> parse_line(std::string_view text) {
-  if (!text.empty() && text.back() == '\r') text.remove_suffix(1);
+// The bytes of a token and its rank.
+std::optional<std::pair<std::string, uint32_t>> parse_line(std::string_view text) {
+  if (text.ends_with('\r')) text.remove_suffix(1);
   const size_t space = text.find(' ');
   if (space == std::string_view::npos) return std::nullopt;
   auto bytes = decode_base64(text.substr(0, space));
   const auto rank = number_in<uint32_t>(text.substr(space + 1));
   if (!bytes || !rank || *rank > kMaxTokenId) return std::nullopt;
-  return Line{*std::move(bytes), *rank};
+  return std::pair(*std::move(bytes), *rank);
 }
 
 void read_ranks(const std::filesystem::path& path, Vocabulary& vocabulary) {
@@ -120,7 +108,7 @@ void read_ranks(const std::filesystem::path& path, Vocabulary& vocabulary) {
       throw Error(ErrorClass::kCorruption,
                   {path.string() + ":" + std::to_string(number), "got \"" + shorten(line) + "\"",
                    "a token in base64, a space and its rank", "get the file again"});
-    vocabulary.add(to_byte_level(parsed->bytes), parsed->rank);
+    vocabulary.add(to_byte_level(parsed->first), parsed->second);
   });
 }
 

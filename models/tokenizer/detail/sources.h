@@ -5,12 +5,20 @@
 #include <emend/models/tokenizer/detail/folder_config.h>
 #include <emend/models/tokenizer/detail/pipeline.h>
 
+namespace sentencepiece {
+class SentencePieceProcessor;
+}
+
 namespace emend::models::detail {
 
 /// The folder's tokenizer, configuration applied and with the files that save() copies; nothing if it is a
 /// SentencePiece model. Throws Error(kNotFound) if there is none.
 [[nodiscard]] std::optional<PipelineSpec> read_pipeline(const std::filesystem::path& folder,
                                                         const FolderConfig& config);
+/// Reads a SentencePiece model. Throws Error(kCorruption) naming the file.
+void read_sentencepiece(const std::filesystem::path& path, sentencepiece::SentencePieceProcessor& processor);
+/// Whether the model puts a space in front of a text's first word.
+[[nodiscard]] bool adds_space(const sentencepiece::SentencePieceProcessor& processor);
 /// A SentencePiece model, with ChatGLM's tokens if the configuration asks for them.
 [[nodiscard]] std::unique_ptr<Tokenizer> load_sentencepiece(const std::filesystem::path& path,
                                                             const FolderConfig& config);
@@ -22,7 +30,8 @@ namespace emend::models::detail {
 
 /// Pre-tokenizer values of well-known models.
 [[nodiscard]] nlohmann::json byte_level_pre_tokenizer(bool add_prefix_space, bool use_regex);
-[[nodiscard]] nlohmann::json split_pre_tokenizer(const std::string& pattern);  ///< Split by regex, then ByteLevel
+[[nodiscard]] nlohmann::json split_step(const std::string& pattern);           ///< Split by regex
+[[nodiscard]] nlohmann::json split_pre_tokenizer(const std::string& pattern);  ///< the same, then ByteLevel
 [[nodiscard]] inline nlohmann::json byte_level_decoder() {
   return byte_level_pre_tokenizer(true, true);
 }

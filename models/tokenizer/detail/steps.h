@@ -24,7 +24,6 @@ class JsonView {
 
   /// "FILE: key PATH", for messages.
   [[nodiscard]] std::string where() const { return path_.empty() ? file_ : file_ + ": key \"" + path_ + "\""; }
-  [[nodiscard]] const std::string& file() const { return file_; }
   [[nodiscard]] const nlohmann::json& value() const { return *value_; }
   [[nodiscard]] bool is_null() const { return value_->is_null(); }
 
@@ -88,6 +87,12 @@ using NormalizerChain = std::vector<Normalizer>;
 /// NFC (compose), NFD, NFKC (compose, compatibility) or NFKD. Characters that combine are normalised together, and
 /// all bytes of the result stand for all bytes of that group; everything else keeps its own place.
 [[nodiscard]] Normalizer make_unicode_form(bool compose, bool compatibility, ComposeTables tables);
+/// Puts `text` in front, unless there is none.
+[[nodiscard]] Normalizer make_prepend(const std::string& text);
+/// Puts `content` in the place of every match.
+[[nodiscard]] Normalizer make_replace(std::shared_ptr<const Regex> pattern, const std::string& content);
+/// Every byte becomes the character that stands for it (to_byte_level).
+[[nodiscard]] bool byte_level(const Piece& source, PieceBuilder& result);
 [[nodiscard]] NormalizerChain make_normalizers(const JsonView& view, ComposeTables tables);
 
 /// The longest text that rules may make of `bytes` bytes; those of real tokenizers stay at a few times.
@@ -122,7 +127,7 @@ void pre_tokenise(const PreTokenizerChain& chain, const Piece& source, PieceSink
 
 /// Appends to special.prefix_ids and special.suffix_ids what the value puts around one text. ByteLevel steps only trim
 /// offsets in the reference; ours always cover the text, so they have no effect.
-void read_post_processor(const JsonView& view, SpecialTokens& special);
+void read_post_processor(const JsonView& view, SpecialTokens& special, int depth = 0);
 /// A TemplateProcessing value that puts `prefix` and `suffix` (pieces with their ids) around a text.
 [[nodiscard]] nlohmann::json template_processor(const std::vector<std::pair<std::string, int64_t>>& prefix,
                                                 const std::vector<std::pair<std::string, int64_t>>& suffix);

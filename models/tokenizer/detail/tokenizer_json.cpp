@@ -105,16 +105,16 @@ json added_token(const AddedToken& token) {
           {"special", token.special}};
 }
 
-json model_of(const Bpe& bpe) {
-  const Vocabulary& vocabulary = bpe.vocabulary();
+json model_of(const PipelineSpec& spec) {
+  const Vocabulary& vocabulary = spec.vocabulary;
   json pieces = json::object(), merges = json::array();
   for (uint32_t id = 0; id < vocabulary.id_end(); ++id) {
     const auto piece = vocabulary.piece(id);
     if (piece && vocabulary.find(*piece) == id) pieces[std::string(*piece)] = id;
   }
-  for (const Merge& merge : bpe.merges().sorted())
+  for (const Merge& merge : spec.merges)
     merges.push_back({*vocabulary.piece(merge.left), *vocabulary.piece(merge.right)});
-  const BpeOptions& options = bpe.options();
+  const BpeOptions& options = spec.options;
   const json unk = options.unk == kNoToken ? json(nullptr) : json(*vocabulary.piece(options.unk));
   return {{"type", "BPE"},
           {"dropout", nullptr},
@@ -128,20 +128,20 @@ json model_of(const Bpe& bpe) {
           {"merges", merges}};
 }
 
-std::string piece_of(const TokenizerJsonParts& parts, int64_t id) {
-  for (const AddedToken& token : parts.added)
-    if (token.id == id) return token.content;
-  return std::string(parts.bpe.vocabulary().piece(static_cast<uint32_t>(id)).value_or(""));
+std::string piece_of(const PipelineSpec& spec, int64_t id) {
+  const auto added = std::ranges::find(spec.added, id, &AddedToken::id);
+  if (added != spec.added.end()) return added->content;
+  return std::string(spec.vocabulary.piece(static_cast<uint32_t>(id)).value_or(""));
 }
 
-json config_of(const TokenizerJsonParts& parts) {
+json config_of(const PipelineSpec& spec) {
   // Named inputs: the class alone also gives token_type_ids, which `generate` of a causal model refuses.
   json config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
                  {"clean_up_tokenization_spaces", false},
                  {"model_input_names", {"input_ids", "attention_mask"}}};
-  const SpecialTokens& special = parts.special;
+  const SpecialTokens& special = spec.special;
   const auto name = [&](const char* key, const std::optional<int64_t>& id) {
-    if (id) config[key] = piece_of(parts, *id);
+    if (id) config[key] = piece_of(spec, *id);
   };
   name("bos_token", special.bos);
   name("eos_token", special.eos);
@@ -153,24 +153,24 @@ json config_of(const TokenizerJsonParts& parts) {
 
 }  // namespace
 
-void write_tokenizer_json(const TokenizerJsonParts& parts, const std::filesystem::path& folder) {
+void write_tokenizer_json(const PipelineSpec& spec, const std::filesystem::path& folder) {
   json added = json::array();
-  std::vector<AddedToken> tokens = parts.added;
-  std::ranges::sort(tokens, [](const AddedToken& a, const AddedToken& b) { return a.id < b.id; });
+  std::vector<AddedToken> tokens = spec.added;
+  std::ranges::sort(tokens, {}, &AddedToken::id);
   for (const AddedToken& token : tokens) added.push_back(added_token(token));
   const json document = {{"version", "1.0"},
                          {"truncation", nullptr},
                          {"padding", nullptr},
                          {"added_tokens", added},
-                         {"normalizer", parts.normalizer},
-                         {"pre_tokenizer", parts.pre_tokenizer},
-                         {"post_processor", parts.post_processor},
-                         {"decoder", parts.decoder},
-                         {"model", model_of(parts.bpe)}};
+                         {"normalizer", spec.normalizer},
+                         {"pre_tokenizer", spec.pre_tokenizer},
+                         {"post_processor", spec.post_processor},
+                         {"decoder", spec.decoder},
+                         {"model", model_of(spec)}};
   write_file(folder / "tokenizer.json", document.dump() + "\n");
-  write_file(folder / "tokenizer_config.json", config_of(parts).dump(2) + "\n");
+  write_file(folder / "tokenizer_config.json", config_of(spec).dump(2) + "\n");
   // Those that end a turn beside the one that ends a text; no other file has room for several.
-  const SpecialTokens& special = parts.special;
+  const SpecialTokens& special = spec.special;
   if (std::ranges::all_of(special.eos_ids, [&](int64_t id) { return id == special.eos; })) return;
   json ends = {{"eos_token_id", special.eos_ids}};
   if (special.bos) ends["bos_token_id"] = *special.bos;

@@ -30,7 +30,7 @@ namespace py = pybind11;
 
 /// Dictionaries, lists, numbers, texts and None; the other way throws Error(kInvalidArgument) naming `where`.
 [[nodiscard]] py::object to_python(const nlohmann::json& json);
-[[nodiscard]] nlohmann::json to_json(const py::handle& object, const std::string& where);
+[[nodiscard]] nlohmann::json to_json(const py::handle& object, const std::string& where, int depth = 0);
 
 /// Arguments that no call takes: in Python a TypeError too.
 struct ArgumentError : Error {

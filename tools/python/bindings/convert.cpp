@@ -2,53 +2,18 @@
 #include <emend/core/text.h>
 #include <emend/core/utf8.h>
 #include <emend/models/tokenizer/tokenizer.h>
+#include <emend/workflow/run_directory.h>
 
 #include "bindings.h"
 
 namespace emend::python {
-namespace {
-
-constexpr int kDeepest = 64;
-
-nlohmann::json json_of(const py::handle& object, const std::string& where, int depth) {
-  if (depth > kDeepest) refuse({where, "values nested deeper than 64 levels", "plain data", ""});
-  if (object.is_none()) return nullptr;
-  if (py::isinstance<py::bool_>(object)) return object.cast<bool>();
-  if (py::isinstance<py::int_>(object)) return taken<int64_t>(object, where, "a whole number of at most 64 bits");
-  if (py::isinstance<py::float_>(object)) return object.cast<double>();
-  if (py::isinstance<py::str>(object)) return taken<std::string>(object, where, "a text");
-  if (py::hasattr(object, "__fspath__")) return path_text(py::reinterpret_borrow<py::object>(object), where);
-  if (py::isinstance<py::dict>(object)) {
-    auto json = nlohmann::json::object();
-    for (const auto& [key, value] : py::reinterpret_borrow<py::dict>(object))
-      json[taken<std::string>(py::str(key), "a key of " + where, "a text")] = json_of(value, where, depth + 1);
-    return json;
-  }
-  if (py::isinstance<py::list>(object) || py::isinstance<py::tuple>(object)) {
-    auto json = nlohmann::json::array();
-    for (const auto& value : py::reinterpret_borrow<py::sequence>(object))
-      json.push_back(json_of(value, where, depth + 1));
-    return json;
-  }
-  if (py::hasattr(object, "tolist")) return json_of(object.attr("tolist")(), where, depth + 1);  // NumPy, torch
-  if (PyRange_Check(object.ptr())) return json_of(py::list(py::reinterpret_borrow<py::object>(object)), where, depth);
-  throw unexpected(where, object, "None, bool, int, float, str, list, tuple or dict");
-}
-
-class Warnings final : public LogSink {
- public:
-  void write(const LogEvent& event) override {
+Log warnings() {
+  return Log({workflow::make_sink([](const LogEvent& event) {
     if (event.level < LogLevel::kWarning) return;
     const py::gil_scoped_acquire lock;
     // 2: who called the function of _errors.py that stands around each of ours.
     if (PyErr_WarnEx(PyExc_UserWarning, repair_utf8(event.text).c_str(), 2) != 0) throw py::error_already_set();
-  }
-};
-
-}  // namespace
-
-Log warnings() {
-  return Log({std::make_shared<Warnings>()});
+  })});
 }
 
 ArgumentError unexpected(const std::string& where, const py::handle& got, const std::string& expected) {
@@ -89,8 +54,29 @@ py::object to_python(const nlohmann::json& json) {
   return dict;
 }
 
-nlohmann::json to_json(const py::handle& object, const std::string& where) {
-  return json_of(object, where, 0);
+nlohmann::json to_json(const py::handle& object, const std::string& where, int depth) {
+  if (depth > 64) refuse({where, "values nested deeper than 64 levels", "plain data", ""});
+  if (object.is_none()) return nullptr;
+  if (py::isinstance<py::bool_>(object)) return object.cast<bool>();
+  if (py::isinstance<py::int_>(object)) return taken<int64_t>(object, where, "a whole number of at most 64 bits");
+  if (py::isinstance<py::float_>(object)) return object.cast<double>();
+  if (py::isinstance<py::str>(object)) return taken<std::string>(object, where, "a text");
+  if (py::hasattr(object, "__fspath__")) return path_text(py::reinterpret_borrow<py::object>(object), where);
+  if (py::isinstance<py::dict>(object)) {
+    auto json = nlohmann::json::object();
+    for (const auto& [key, value] : py::reinterpret_borrow<py::dict>(object))
+      json[taken<std::string>(py::str(key), "a key of " + where, "a text")] = to_json(value, where, depth + 1);
+    return json;
+  }
+  if (py::isinstance<py::list>(object) || py::isinstance<py::tuple>(object)) {
+    auto json = nlohmann::json::array();
+    for (const auto& value : py::reinterpret_borrow<py::sequence>(object))
+      json.push_back(to_json(value, where, depth + 1));
+    return json;
+  }
+  if (py::hasattr(object, "tolist")) return to_json(object.attr("tolist")(), where, depth + 1);  // NumPy, torch
+  if (PyRange_Check(object.ptr())) return to_json(py::list(py::reinterpret_borrow<py::object>(object)), where, depth);
+  throw unexpected(where, object, "None, bool, int, float, str, list, tuple or dict");
 }
 
 void register_errors(py::module_& module) {
@@ -167,15 +153,10 @@ Callable callable_of(const py::object& callable) {
 }
 
 std::function<bool(const ProgressUpdate&)> progress_of(const py::object& callable, std::vector<Callable>* kept) {
-  if (callable.is_none() || callable.is(py::bool_(false)))
-    return [](const ProgressUpdate&) {
+  if (callable.is_none() || py::isinstance<py::bool_>(callable))
+    return [draw = callable.is(py::bool_(true)) ? make_progress(2) : ProgressFn()](const ProgressUpdate& update) {
       check_signals();
-      return true;
-    };
-  if (callable.is(py::bool_(true)))
-    return [draw = make_progress(2)](const ProgressUpdate& update) {
-      check_signals();
-      draw(update);
+      if (draw) draw(update);
       return true;
     };
   static const std::string expected = "None, True, False, or a function that returns one of them";

@@ -278,8 +278,7 @@ void bind_sessions(py::module_& module) {
   py::class_<PyRun>(module, "Run", collected<PyRun>(),
                     "A run that came to its end. Edits beside the weights are in force as long as it lives.")
       .def_property_readonly(
-          "results", [](const PyRun& self) { return to_python(self.run->results()); },
-          "results.json, as a dictionary; peak_bytes are those of the process until now")
+          "results", [](const PyRun& self) { return to_python(self.run->results()); }, "results.json, as a dictionary")
       .def_property_readonly(
           "summary", [](const PyRun& self) { return self.run->summary(); }, "the same for people")
       .def_property_readonly(

@@ -1,5 +1,6 @@
 #include <emend/core/text.h>
 #include <emend/evaluation/evaluation.h>
+#include <emend/workflow/handles.h>
 
 #include "bindings.h"
 
@@ -26,11 +27,7 @@ Evaluation evaluate(const models::Model& model, const py::object& facts, const s
       const py::gil_scoped_acquire lock;
       return taken<std::string>((*front)(py::str(std::string(prompt))), "front", "a text");
     };
-  if (const auto callback = progress_of(progress))
-    options.progress = [callback](const ProgressUpdate& update) {
-      if (!callback(update))
-        throw Error(ErrorClass::kCancelled, {update.phase, "stopped by the progress callback", "", ""});
-    };
+  options.progress = workflow::stopping(progress_of(progress));
   const py::gil_scoped_release unlocked;
   const PlainTensors plain;
   return evaluation::evaluate(model, set, metrics, options);

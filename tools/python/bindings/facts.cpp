@@ -10,6 +10,8 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(FactGroup, case_id, kind, facts, sequential, 
                                    single_hops, new_single_hops, extra, line)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BadRow, line, text, where)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(UnreadKey, key, meant, where, times, kept)
+// Without the facts.
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(FactSet, groups, format, path, fingerprint, rows, skipped, bad_rows, unread, choices)
 }  // namespace emend::datasets
 
 namespace emend::python {
@@ -91,30 +93,12 @@ Fact fact_from(const py::tuple& state) {
 
 // The facts, and the rest as plain data.
 py::tuple state_of_set(const FactSet& set) {
-  return py::make_tuple(set.facts, to_python({{"groups", set.groups},
-                                              {"format", set.format},
-                                              {"path", set.path},
-                                              {"fingerprint", set.fingerprint},
-                                              {"rows", set.rows},
-                                              {"skipped", set.skipped},
-                                              {"bad_rows", set.bad_rows},
-                                              {"unread", set.unread},
-                                              {"choices", set.choices}}));
+  return py::make_tuple(set.facts, to_python(set));
 }
 
 FactSet set_from(const py::tuple& state) {
-  const auto rest = to_json(state[1], "FactSet");
-  FactSet set;
+  auto set = to_json(state[1], "FactSet").get<FactSet>();
   set.facts = state[0].cast<std::vector<Fact>>();
-  rest.at("groups").get_to(set.groups);
-  rest.at("format").get_to(set.format);
-  rest.at("path").get_to(set.path);
-  rest.at("fingerprint").get_to(set.fingerprint);
-  rest.at("rows").get_to(set.rows);
-  rest.at("skipped").get_to(set.skipped);
-  rest.at("bad_rows").get_to(set.bad_rows);
-  rest.at("unread").get_to(set.unread);
-  set.choices = rest.at("choices");
   return set;
 }
 
