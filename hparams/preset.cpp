@@ -77,7 +77,8 @@ RawHparams read_values(const std::string& path, const RawValue& own, const RawVa
   RawHparams raw(path);
   const auto take = [&](const RawValue& map) {
     for (size_t i = 0; i < map.keys.size(); ++i)
-      if (!raw.find(map.keys[i])) raw.add({map.keys[i], map.items[i], path + ":" + std::to_string(map.items[i].line)});
+      if (!raw.find(map.keys[i]))
+        raw.add({map.keys[i], map.items[i], path + ":" + std::to_string(map.items[i].line), /*bundled=*/true});
   };
   take(own);
   if (common) take(*common);

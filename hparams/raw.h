@@ -18,7 +18,8 @@ using RawValue = YamlValue;
 struct RawEntry {
   std::string key;
   RawValue value;
-  std::string where;  ///< "hparams/memit/foo.yaml:12" or "set v_lr=0.1" (setting())
+  std::string where;     ///< "hparams/memit/foo.yaml:12" or "set v_lr=0.1" (setting())
+  bool bundled = false;  ///< of a preset that emend has with it
 };
 
 /// Ordered key -> value. Keys are unique.

@@ -62,13 +62,19 @@ void give_reserve() {
   throw std::bad_alloc();
 }
 
+Error no_memory() {
+  return {
+      ErrorClass::kDevice,
+      {"memory", "the machine has no memory left", "", "use a smaller model, or a smaller " + setting("batch_size")}};
+}
+
 // Memory can also end where nothing may be thrown: in the destructor of a JSON document that goes while all is well.
 // The process ends there, as if killed, but with the message and the status of the exception.
 [[noreturn]] void on_terminate() {
   try {
     if (const auto running = std::current_exception()) std::rethrow_exception(running);
   } catch (const std::bad_alloc&) {
-    const std::string_view text = "error: memory: the machine has no memory left; use a smaller model\n";
+    const std::string text = std::string("error: ") + no_memory().what() + "\n";
     [[maybe_unused]] const auto n = ::write(2, text.data(), text.size());
     ::_exit(exit_code(ErrorClass::kDevice));
   } catch (...) {  // told, with its type, by the usual handler
@@ -124,12 +130,6 @@ int report(const Common& common, const Error& given) {
   common.log.event(LogLevel::kError, "error", error.what(),
                    {{"class", to_string(error.error_class())}, {"exit", exit_code(error.error_class())}});
   return exit_code(error.error_class());
-}
-
-Error no_memory() {
-  return {
-      ErrorClass::kDevice,
-      {"memory", "the machine has no memory left", "", "use a smaller model, or a smaller " + setting("batch_size")}};
 }
 
 // As LibTorch's allocator and oneDNN say it, on CPUs; once memory has ended, whatever is said then is about that.

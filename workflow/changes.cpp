@@ -62,8 +62,10 @@ Changes::Changes(models::Model& model)
 Changes::~Changes() {
   transaction_->commit();
   order_->kept = order_->kept || !since_.empty();
-  if (since_.empty()) order_->packs.erase(pack_);  // a pack beside the weights ends with its hooks
-  if (!since_.empty()) order_->packs.merge(made_);
+  if (since_.empty())
+    order_->packs.erase(pack_);  // a pack beside the weights ends with its hooks
+  else
+    order_->packs.merge(made_);
   std::erase(order_->parties, this);
   std::erase_if(order_->steps, [&](const auto& step) { return step.by == this && !step.delta; });
   for (auto& step : order_->steps)

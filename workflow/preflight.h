@@ -23,10 +23,10 @@ namespace emend::workflow {
 /// Error(kNotFound), Error(kIo).
 void check_outputs(const RunOptions& options, const std::vector<std::string>& metrics);
 
-/// Refuses a form that the model, or an edit of it by this editor with these effective values, does not have. Throws
-/// Error(kUnsupported).
-void check_form(const SaveFormat& format, const models::Model& model, const std::string& editor,
-                const nlohmann::json& hparams);
+/// Refuses an adapter of an edit of the model by this editor, with these effective values, that has no place in one.
+/// Throws Error(kUnsupported).
+void check_adapter(const SaveFormat& format, const models::Model& model, const std::string& editor,
+                   const nlohmann::json& hparams);
 
 /// Refuses files for metrics that are not measured, and metrics whose files are missing. `metrics` are families;
 /// `lifelong`: the protocol of that name, which measures health wherever there are files for it. Throws

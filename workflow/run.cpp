@@ -98,7 +98,7 @@ void Run::open() {
   session_ = std::make_unique<Session>(*model_, options_, lent_);
   for (const auto& format : save_formats()) {
     if (!options_.saves(format.name)) continue;
-    check_form(format, *model_, options_.editor, session_->editor().hparams());
+    check_adapter(format, *model_, options_.editor, session_->editor().hparams());
     session_->require_alone(format);
   }
   facts_ = check_request(std::move(facts_), *model_, options_, lent_, record_.findings);

@@ -100,10 +100,9 @@ static void check_protocol(const RunOptions& options, const std::vector<std::str
                                            options.editor + " changes no weights: it has nothing to take back"});
 }
 
-// A form that this model or its edit by this editor has not.
-void check_form(const SaveFormat& format, const models::Model& model, const std::string& editor,
-                const nlohmann::json& hparams) {
-  if (format.check) format.check(model, setting("save"));
+// An adapter of what has no place in one.
+void check_adapter(const SaveFormat& format, const models::Model& model, const std::string& editor,
+                   const nlohmann::json& hparams) {
   const auto& info = editors::find_editor(editor);
   if (format.adapter && info.changes_vectors && info.changes_vectors(model, hparams))
     throw Error(ErrorClass::kUnsupported,

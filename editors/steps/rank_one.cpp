@@ -138,10 +138,11 @@ const hparams::Schema<RankOneHparams>& rank_one_schema() {
 RankOneEditor::RankOneEditor(RankOneRecipe recipe, const RecipeInputs& in)
     : NamedEditor(in), recipe_(std::move(recipe)) {
   check_locate_hparams(recipe_.common, in.model, in.raw);
-  // Published files name a layer, which no implementation of ROME reads. Who wrote a file of his own is told.
+  // Published files name a layer, which no implementation of ROME reads. Who wrote one himself is told.
+  const auto* given = in.raw.find("v_loss_layer");
   if (const auto layer = recipe_.common.v_loss_layer.value_or(in.model.n_layers() - 1);
-      layer != in.model.n_layers() - 1 && !in.raw.where("v_loss_layer").starts_with("hparams/"))
-    in.log.warning("hparams.ignored", in.raw.where("v_loss_layer") + ": v_loss_layer " + std::to_string(layer) +
+      given && !given->bundled && layer != in.model.n_layers() - 1)
+    in.log.warning("hparams.ignored", given->where + ": v_loss_layer " + std::to_string(layer) +
                                           " does nothing: " + name() +
                                           " reads the loss where the model's own logits are, behind the last block");
 }

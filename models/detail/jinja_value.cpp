@@ -18,6 +18,10 @@ int deeper(int depth) {
   return depth + 1;
 }
 
+[[noreturn]] void too_large() {
+  throw Fault{"a text of more than 16 MiB"};
+}
+
 // str.isprintable(): letters, marks, numbers, punctuation and symbols, which follow each other.
 bool is_shown(char32_t code) {
   const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(code));
@@ -173,7 +177,7 @@ const Shared* shared(const Value& value) {
 }  // namespace
 
 void append(std::string& out, std::string_view text) {
-  if (out.size() + text.size() > kMostBytes) throw Fault{"a text of more than 16 MiB"};
+  if (out.size() + text.size() > kMostBytes) too_large();
   out += text;
 }
 
@@ -202,7 +206,7 @@ void Work::step(size_t count) {
 }
 
 Value Work::text(std::string text) {
-  if (text.size() > kMostBytes) throw Fault{"a text of more than 16 MiB"};
+  if (text.size() > kMostBytes) too_large();
   if ((bytes_ += text.size()) > kMostBytesInAll) throw Fault{"texts of more than 256 MiB together"};
   return {std::make_shared<const std::string>(std::move(text))};
 }

@@ -25,6 +25,7 @@ TEST(HparamsPreset, EveryPresetLoads) {
     SCOPED_TRACE(preset.path + ": " + preset.name);
     EXPECT_TRUE(names.emplace(preset.editor, preset.name).second);
     EXPECT_FALSE(preset.source.empty());
+    EXPECT_TRUE(std::ranges::all_of(preset.values.entries(), &RawEntry::bundled));
     const RawValue* variant_of = preset.values.find("preset")->value.find("variant_of");
     EXPECT_NE(preset.model.has_value(), variant_of != nullptr) << "a preset is for a model or a variant of one that is";
     if (variant_of) {

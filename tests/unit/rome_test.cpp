@@ -154,6 +154,13 @@ TEST(Rome, SaysThatALossLayerBelowTheLastDoesNothing) {
       (void)editors::make_editor(name, hparams::parse_hparams(text, "test.yaml"), model, Log({told}));
       EXPECT_EQ(told->count("hparams.ignored"), warnings) << name << ": " << text;
     }
+  // Bundled presets keep the published layer, without a word.
+  const auto told = std::make_shared<testing::CollectedEvents>();
+  const auto own = hparams::parse_hparams("layers: [1]\nv_loss_layer: 2\n", "test.yaml");
+  hparams::RawHparams bundled("test.yaml");
+  for (const auto& entry : own.entries()) bundled.add({entry.key, entry.value, entry.where, /*bundled=*/true});
+  (void)editors::make_editor("rome", bundled, model, Log({told}));
+  EXPECT_EQ(told->count("hparams.ignored"), 0);
 }
 
 // One key for the direction and the constraint, in both variants.

@@ -6,6 +6,7 @@
 #include <emend/evaluation/evaluation.h>
 #include <emend/models/config.h>
 #include <emend/models/placing.h>
+#include <emend/workflow/card.h>
 #include <emend/workflow/documents.h>
 #include <emend/workflow/inputs.h>
 #include <emend/workflow/preflight.h>
@@ -23,6 +24,24 @@ namespace run_test {
 
 using testing::all_weights;
 using testing::changed_weights;
+
+TEST(Card, TellsTheMeasurementsOfThePacksOwnRun) {
+  const testing::TemporaryFolder folder("card");
+  write_file(folder / "results.json", R"({"edits": {"applied": 1}})");
+  editors::EditPack pack;
+  pack.facts = nlohmann::json::array({{{"prompt", "Ada lives in"}}});
+  EXPECT_TRUE(results_of_run(folder / "edit.safetensors", pack).is_object());
+  EXPECT_TRUE(results_of_run(folder / "other.safetensors", pack).is_null());
+  pack.facts.push_back(pack.facts[0]);
+  EXPECT_TRUE(results_of_run(folder / "edit.safetensors", pack).is_null()) << "of other facts";
+  const auto results = nlohmann::ordered_json::parse(
+      R"({"metrics": {"health": {"pre": {"n": 20000, "perplexity": 19.754321},
+                                 "post": {"n": 20000, "perplexity": 54321.6, "lambada_perplexity": 1.5e9}}}})");
+  const std::string card = model_card("base", {{"edit", pack, results}}, "pack");
+  for (const char* line : {"| health | n | 20000 | 20000 |\n", "| health | perplexity | 19.75 | 54322 |\n",
+                           "| health | lambada\\_perplexity |  | 1.5e+09 |\n"})
+    EXPECT_NE(card.find(line), std::string::npos) << line << card;
+}
 
 // What fits without the copy that computes in bfloat16 does not fit with it, and the way out is told.
 TEST(RequireRoom, CountsTheCopyThatComputes) {

@@ -167,24 +167,6 @@ TEST(Session, AnOlderModelGoesWithAllThatBelongsToIt) {
   EXPECT_EQ(read_file(older / "README.md"), "of the user's own");
 }
 
-TEST(Card, TellsTheMeasurementsOfThePacksOwnRun) {
-  const testing::TemporaryFolder folder("card");
-  write_file(folder / "results.json", R"({"edits": {"applied": 1}})");
-  editors::EditPack pack;
-  pack.facts = nlohmann::json::array({{{"prompt", "Ada lives in"}}});
-  EXPECT_TRUE(results_of_run(folder / "edit.safetensors", pack).is_object());
-  EXPECT_TRUE(results_of_run(folder / "other.safetensors", pack).is_null());
-  pack.facts.push_back(pack.facts[0]);
-  EXPECT_TRUE(results_of_run(folder / "edit.safetensors", pack).is_null()) << "of other facts";
-  const auto results = nlohmann::ordered_json::parse(
-      R"({"metrics": {"health": {"pre": {"n": 20000, "perplexity": 19.754321},
-                                 "post": {"n": 20000, "perplexity": 54321.6, "lambada_perplexity": 1.5e9}}}})");
-  const std::string card = model_card("base", {{"edit", pack, results}}, "pack");
-  for (const char* line : {"| health | n | 20000 | 20000 |\n", "| health | perplexity | 19.75 | 54322 |\n",
-                           "| health | lambada\\_perplexity |  | 1.5e+09 |\n"})
-    EXPECT_NE(card.find(line), std::string::npos) << line << card;
-}
-
 TEST(Session, AdaptersOfEditsThatChangeBiasesAreRefusedBeforeTheWork) {
   const auto with_biases = testing::tiny_model({.family = "gpt2"}), without = testing::tiny_model();
   const auto refused = [](const char* form, const models::Model& model, const editors::EditorInfo& info,
@@ -193,7 +175,7 @@ TEST(Session, AdaptersOfEditsThatChangeBiasesAreRefusedBeforeTheWork) {
                             ? info.effective(hparams::parse_hparams("layers: [1]\n" + more, "test.yaml"), {})
                             : nlohmann::json();
     try {
-      check_form(save_format(form), model, info.name, values);
+      check_adapter(save_format(form), model, info.name, values);
     } catch (const Error& error) {
       return error.error_class() == ErrorClass::kUnsupported;
     }

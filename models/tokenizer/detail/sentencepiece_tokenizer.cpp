@@ -18,7 +18,7 @@ class SentencePieceTokenizer final : public Tokenizer {
  public:
   SentencePieceTokenizer(const std::filesystem::path& path, const FolderConfig& config)
       : is_chatglm_(config.tokenizer_class().rfind("ChatGLM", 0) == 0) {
-    read_sentencepiece(path, processor_);
+    const std::string model = read_sentencepiece(path, processor_);
     files_ = config.files({path.filename().string()});
     pieces_ = processor_.GetPieceSize();
     adds_dummy_prefix_ = adds_space(processor_);
@@ -30,7 +30,7 @@ class SentencePieceTokenizer final : public Tokenizer {
     }
     set_special(config);
     Sha256 hash;
-    hash.update(read_file(path));
+    hash.update(model);
     for (const auto& [id, token] : added_) hash.update(std::to_string(id) + "=" + token.content + "\n");
     for (const int64_t id : special_.prefix_ids) hash.update("prefix " + std::to_string(id) + "\n");
     fingerprint_ = hash.hex();
@@ -237,11 +237,13 @@ class SentencePieceTokenizer final : public Tokenizer {
 
 }  // namespace
 
-void read_sentencepiece(const std::filesystem::path& path, sentencepiece::SentencePieceProcessor& processor) {
-  const auto status = processor.LoadFromSerializedProto(read_file(path));
+std::string read_sentencepiece(const std::filesystem::path& path, sentencepiece::SentencePieceProcessor& processor) {
+  std::string model = read_file(path);
+  const auto status = processor.LoadFromSerializedProto(model);
   if (!status.ok() || processor.GetPieceSize() == 0)
     throw Error(ErrorClass::kCorruption, {path.string(), "not a SentencePiece model (" + status.ToString() + ")",
                                           "a tokenizer.model", "get the file again"});
+  return model;
 }
 
 bool adds_space(const sentencepiece::SentencePieceProcessor& processor) {

@@ -15,8 +15,8 @@ namespace emend::models::detail {
 /// SentencePiece model. Throws Error(kNotFound) if there is none.
 [[nodiscard]] std::optional<PipelineSpec> read_pipeline(const std::filesystem::path& folder,
                                                         const FolderConfig& config);
-/// Reads a SentencePiece model. Throws Error(kCorruption) naming the file.
-void read_sentencepiece(const std::filesystem::path& path, sentencepiece::SentencePieceProcessor& processor);
+/// Reads a SentencePiece model, and returns the file's bytes. Throws Error(kCorruption) naming the file.
+std::string read_sentencepiece(const std::filesystem::path& path, sentencepiece::SentencePieceProcessor& processor);
 /// Whether the model puts a space in front of a text's first word.
 [[nodiscard]] bool adds_space(const sentencepiece::SentencePieceProcessor& processor);
 /// A SentencePiece model, with ChatGLM's tokens if the configuration asks for them.
