@@ -43,8 +43,6 @@ class Error : public std::runtime_error {
  public:
   /// Text: "where: got; expected …; advice".
   Error(ErrorClass error_class, const ErrorParts& parts);
-  /// `text` is what was got.
-  Error(ErrorClass error_class, const std::string& text) : Error(error_class, ErrorParts{"", text, "", ""}) {}
 
   [[nodiscard]] ErrorClass error_class() const noexcept { return class_; }
   friend const ErrorParts& parts_of(const Error& error) noexcept;

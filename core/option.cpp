@@ -65,6 +65,15 @@ std::string fault_of_number(const std::string& text, const Limits& limits) {
   return good ? "" : "\"" + text + "\"; expected " + limits_text(limits, std::is_integral_v<Number>) + most;
 }
 
+// As fault_of reads it, which was asked before: "010" is ten.
+template <class Value>
+void read_value(std::string_view text, Value& value) {
+  if constexpr (std::is_arithmetic_v<Value>)
+    std::from_chars(text.data() + (text.starts_with("+") ? 1 : 0), text.data() + text.size(), value);
+  else
+    value = text;
+}
+
 template <class Slot>
 constexpr bool kIsList = false;
 template <class Value>
@@ -143,7 +152,7 @@ std::string fault_of(const Option& option, const std::string& text) {
   if (option.digits > 0 && (!hexadecimal || text.size() < static_cast<size_t>(option.digits)))
     return "\"" + text + "\"; expected " + std::to_string(option.digits) + " hexadecimal digits or more";
   return std::visit(
-      [&]<class Slot>(const Slot&) -> std::string {
+      [&]<class Slot>(const Slot& slot) -> std::string {
         if constexpr (std::is_same_v<Slot, int*> || std::is_same_v<Slot, std::vector<int>*>)
           return fault_of_number<int>(text, option.limits);
         else if constexpr (std::is_same_v<Slot, int64_t*> || std::is_same_v<Slot, std::vector<int64_t>*>)
@@ -152,8 +161,27 @@ std::string fault_of(const Option& option, const std::string& text) {
           return fault_of_number<uint64_t>(text, {.min = std::max(0.0, option.limits.min), .max = option.limits.max});
         else if constexpr (std::is_same_v<Slot, double*> || std::is_same_v<Slot, std::vector<double>*>)
           return fault_of_number<double>(text, option.limits);
+        else if constexpr (std::is_same_v<Slot, CountOrAuto>)
+          return text == "auto" || (text.size() <= 15 && text.find_first_not_of("0123456789") == text.npos)
+                     ? ""
+                     : "\"" + text + "\"; expected a number of " + slot.unit + " from 0 on, or auto";
         else
           return "";
+      },
+      option.value);
+}
+
+void assign(const Option& option, const std::vector<std::string>& values) {
+  std::visit(
+      [&]<class Slot>(const Slot& slot) {
+        if constexpr (std::is_same_v<Slot, CountOrAuto>) {
+          *slot.value = values.at(0) == "auto" ? slot.automatic : std::stoll(values.at(0));
+        } else if constexpr (kIsList<Slot>) {
+          slot->clear();
+          for (const auto& value : values) read_value(value, slot->emplace_back());
+        } else if constexpr (!std::is_same_v<Slot, bool*>) {
+          read_value(values.at(0), *slot);
+        }
       },
       option.value);
 }

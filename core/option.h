@@ -124,6 +124,9 @@ class Options {
 /// What is wrong with one value of an option; nothing if it can be taken. Empty: what shells make of unset variables.
 [[nodiscard]] std::string fault_of(const Option& option, const std::string& text);
 
+/// Puts values that can be taken into their place: all of them into a vector, else the first. Of no flag.
+void assign(const Option& option, const std::vector<std::string>& values);
+
 /// "v_lr=1 and v_lr=2; give one of them" if the values of a KEY=VALUE option say two things of one key; or nothing.
 [[nodiscard]] std::string contradiction(const Option& option);
 

@@ -3,6 +3,7 @@
 #include <emend/core/utf8.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <cstdarg>
 #include <cstdio>
@@ -40,6 +41,20 @@ std::string replace_all(std::string text, std::string_view from, std::string_vie
   for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
     text.replace(at, from.size(), to);
   return text;
+}
+
+std::vector<std::string> words_in(std::string_view text, const std::function<bool(size_t)>& joins) {
+  std::vector<std::string> words(1);
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    if (std::isalnum(byte) || byte >= 0x80 || (joins && joins(i)))
+      words.back() += text[i];
+    else if (!words.back().empty())
+      words.emplace_back();
+  }
+  if (words.back().empty()) words.pop_back();
+  for (auto& word : words) word = lower(word);
+  return words;
 }
 
 std::string hex(std::string_view bytes) {

@@ -5,6 +5,7 @@
 
 #include <charconv>
 #include <ctime>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -39,6 +40,10 @@ inline void append_item(std::string& text, std::string_view item, std::string_vi
     if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
   return result;
 }
+
+/// The words of `text` in lower case: runs of ASCII letters and digits, bytes of other scripts, and places of which
+/// `joins` says so.
+[[nodiscard]] std::vector<std::string> words_in(std::string_view text, const std::function<bool(size_t)>& joins = {});
 
 /// The elements of `range`, each as `projection` (a member, a function) gives its text, with `separator` between them.
 template <class Range, class Projection = std::identity>

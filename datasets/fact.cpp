@@ -10,6 +10,12 @@ std::string with_subject(std::string prompt, std::string_view subject) {
   return prompt;
 }
 
+std::string with_slot(std::string prompt, std::string_view subject) {
+  const size_t at =
+      subject.empty() || prompt.find("{}") != std::string::npos ? std::string::npos : prompt.find(subject);
+  return at == std::string::npos ? prompt : prompt.replace(at, subject.size(), "{}");
+}
+
 std::string Fact::full_prompt() const {
   return with_subject(prompt, subject);
 }

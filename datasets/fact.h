@@ -30,6 +30,8 @@ struct Probe {
 
 /// `prompt` with `subject` in the place of {}, where it has one.
 [[nodiscard]] std::string with_subject(std::string prompt, std::string_view subject);
+/// `prompt` with {} in the place where `subject` first stands; as it is where it has a {} or does not name the subject.
+[[nodiscard]] std::string with_slot(std::string prompt, std::string_view subject);
 
 /// One requested change: after `prompt` with the subject filled in, the model shall say `target_new`.
 struct Fact {
@@ -147,6 +149,11 @@ struct ReadOptions {
 /// (places are "facts:3").
 [[nodiscard]] FactSet parse_fact_rows(const nlohmann::json& given, const std::string& name,
                                       const ReadOptions& options = {}, const Log& log = {});
+
+/// Known facts for causal tracing (known_1000.json of the ROME release), from text: rows with subject, prompt and
+/// attribute, the right answer, which becomes target_true; there is no target_new. A row whose prompt does not name its
+/// subject is an error. Errors as parse_facts.
+[[nodiscard]] std::vector<Fact> parse_known_facts(std::string_view text, const std::string& name);
 
 /// "facts.json:12", or "facts.json:1 (row 12)"; "facts[11]" if `source` is "facts[]".
 [[nodiscard]] std::string place_of(const std::string& source, int64_t line, int64_t row = 0);

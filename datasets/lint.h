@@ -1,7 +1,6 @@
 // Looks for requests that cannot work or will not do what their author expects, without a model.
 //
-// Checks that need a model (is the target already the top answer? where do its tokens end?) come in from outside as
-// LintCheck.
+// What a model tells (is the target already the top answer?) comes in from outside, as findings.
 #pragma once
 
 #include <emend/datasets/fact.h>
@@ -44,12 +43,9 @@ struct Finding {
 /// Throws Error(kInvalidArgument) for a prompt that a model would read for minutes: more than 32 KiB.
 void require_prompt_size(const std::string& where, std::string_view prompt);
 
-/// A further check; gets all facts and returns findings.
-using LintCheck = std::function<std::vector<Finding>(const FactSet&)>;
-
-/// Findings in the order of the file, errors before warnings on the same line. Rows in `facts.bad_rows` are errors, and
-/// so is a set without facts.
-[[nodiscard]] std::vector<Finding> lint_facts(const FactSet& facts, const std::vector<LintCheck>& more = {});
+/// Findings in the order of the file, errors before warnings on the same line, with `more` among them. Rows in
+/// `facts.bad_rows` are errors, and so is a set without facts.
+[[nodiscard]] std::vector<Finding> lint_facts(const FactSet& facts, const std::vector<Finding>& more = {});
 
 /// The line of the file (the number of the row, where rows were no text) that a finding is about; 0: of none.
 [[nodiscard]] int64_t line_of(const Finding& finding);

@@ -249,6 +249,29 @@ FactSet parse_fact_rows(const nlohmann::json& given, const std::string& name, co
   return parse_facts(rows + "]", name + "[]", options, log);
 }
 
+std::vector<Fact> parse_known_facts(std::string_view text, const std::string& name) {
+  std::vector<Fact> facts;
+  detail::RowReader rows(text, name);
+  for (detail::Row row; rows.next(row);) {
+    detail::Fields fields(row.value, rows.where(row));
+    Fact fact;
+    fact.case_id = fields.integer_or("known_id", std::ssize(facts));
+    fact.subject = fields.text("subject");
+    fact.target_true = detail::trim(fields.text("attribute"));
+    fact.prompt = with_slot(fields.text("prompt"), fact.subject);
+    fact.relation_id = fields.text_or("relation_id");
+    if (detail::count_of(fact.prompt, "{}") == 0)
+      fields.fail("prompt",
+                  "\"" + shorten(fact.prompt) + "\", without the subject \"" + shorten(fact.subject, 40) + "\"",
+                  "a prompt that names the subject", "spell both alike");
+    facts.push_back(std::move(fact));
+  }
+  if (facts.empty())
+    throw Error(ErrorClass::kCorruption,
+                {name, "no rows from row 0 on", "at least one known fact", "check the file and the offset"});
+  return facts;
+}
+
 FactSet load_facts(const std::filesystem::path& path, const ReadOptions& options, const Log& log) {
   check_options(options);
   const MappedFile file(path);

@@ -1,3 +1,4 @@
+#include <emend/core/mapped.h>
 #include <emend/core/option.h>
 #include <emend/core/setting.h>
 #include <emend/core/text.h>
@@ -10,12 +11,6 @@ namespace emend::devices {
 namespace {
 
 // Spreading a decoder's parts over devices: accelerate's filling rules, and an even cut for simulated devices.
-
-/// A device and the bytes that may be put on it.
-struct Capacity {
-  c10::Device device;
-  int64_t bytes = 0;
-};
 
 using Kind = DeviceMapSpec::Kind;
 
@@ -47,12 +42,9 @@ void put(PlacementPlan& plan, const Unit& unit, c10::Device device, bool tied) {
   if (tied) plan.head = device;
 }
 
-/// What every accelerator may take of the units' bytes: its own limit less what it needs once, and the balance.
-std::vector<int64_t> caps_of(const MemoryModel& model, const std::vector<Unit>& units,
-                             const std::vector<Capacity>& accelerators, Kind kind) {
-  std::vector<int64_t> caps;
-  for (const auto& a : accelerators)
-    caps.push_back(std::max<int64_t>(a.bytes - model.of_device(a.device, true, false).total(), 0));
+/// What every accelerator may take of the units' bytes by the balance: at most its `room`.
+std::vector<int64_t> caps_of(const std::vector<Unit>& units, const std::vector<int64_t>& room, Kind kind) {
+  auto caps = mapped(room, [](int64_t bytes) { return std::max<int64_t>(bytes, 0); });
   const auto n = std::ssize(caps);
   if (kind == Kind::kSequential || n < 2) return caps;
   const bool low_zero = kind == Kind::kBalancedLow0;
@@ -77,8 +69,8 @@ struct Filled {
   int64_t on_host = 0;  ///< units that no accelerator took
 };
 
-Filled fill_once(const MemoryModel& model, const std::vector<Unit>& units, const std::vector<Capacity>& accelerators,
-                 const std::vector<int64_t>& caps, bool keep_room) {
+Filled fill_once(const MemoryModel& model, const std::vector<Unit>& units, const std::vector<DeviceInfo>& accelerators,
+                 const std::vector<int64_t>& room, const std::vector<int64_t>& caps, bool keep_room) {
   const c10::Device host(c10::kCPU);
   Filled filled{PlacementPlan::single(host, model.model().n_layers), 0};
   // The largest part after each, for the room that is kept on the first device.
@@ -91,10 +83,9 @@ Filled fill_once(const MemoryModel& model, const std::vector<Unit>& units, const
   for (size_t i = 0; i < units.size(); ++i) {
     const auto& unit = units[i];
     for (; at < accelerators.size(); ++at, used = 0, edits = false) {
-      const int64_t room = keep_room && at == 0 ? largest_after[i] : 0;
+      const int64_t kept = keep_room && at == 0 ? largest_after[i] : 0;
       const int64_t workspace = unit.edits || edits ? solve : 0;
-      const int64_t hard = accelerators[at].bytes - model.of_device(accelerators[at].device, true, false).total();
-      if (used + unit.bytes + room <= caps[at] && used + unit.bytes + workspace <= hard) break;
+      if (used + unit.bytes + kept <= caps[at] && used + unit.bytes + workspace <= room[at]) break;
     }
     if (at == accelerators.size()) ++filled.on_host;
     put(filled.plan, unit, at < accelerators.size() ? accelerators[at].device : host, model.model().tied);
@@ -110,12 +101,15 @@ Filled fill_once(const MemoryModel& model, const std::vector<Unit>& units, const
 ///   kBalancedLow0  the same over n − 1 devices; the first takes only what the others cannot
 /// Parts of a tied model's head go with the embedding. The room kept on the first device is given up before a
 /// layer would go to the CPU for it.
-PlacementPlan fill(const MemoryModel& model, const std::vector<Capacity>& accelerators, Kind kind) {
+PlacementPlan fill(const MemoryModel& model, const std::vector<DeviceInfo>& accelerators, Kind kind) {
   const auto units = units_of(model);
-  const auto caps = caps_of(model, units, accelerators, kind);
-  const auto careful = fill_once(model, units, accelerators, caps, true);
+  const auto room = mapped(accelerators, [&](const DeviceInfo& info) {  // less what a device needs once
+    return info.free_bytes - model.of_device(info.device, true, false).total();
+  });
+  const auto caps = caps_of(units, room, kind);
+  const auto careful = fill_once(model, units, accelerators, room, caps, true);
   if (careful.on_host == 0) return careful.plan;
-  const auto tight = fill_once(model, units, accelerators, caps, false);
+  const auto tight = fill_once(model, units, accelerators, room, caps, false);
   return tight.on_host < careful.on_host ? tight.plan : careful.plan;
 }
 
@@ -184,20 +178,17 @@ void require_devices(const PlanRequest& request) {
   for (const auto& [device, bytes] : request.max_memory.limits) require(device, setting("max_memory"));
 }
 
-/// What may be put on each device of the machine.
-std::vector<Capacity> capacities(const PlanRequest& request) {
+/// The devices of the machine with what may be put on each.
+std::vector<DeviceInfo> capacities(const PlanRequest& request) {
   const auto gpu = [&](const DeviceInfo& info) { return is_gpu(info.device, request.imagined); };
-  const auto gpus = std::ranges::count_if(request.machine, gpu);
-  std::vector<Capacity> result;
-  for (const auto& info : request.machine) {
-    int64_t bytes = info.free_bytes;
+  auto devices = request.machine;
+  const auto gpus = std::ranges::count_if(devices, gpu);
+  for (auto& info : devices)
     if (!request.max_memory.empty())
-      bytes = request.max_memory.of(info.device).value_or(0);
+      info.free_bytes = request.max_memory.of(info.device).value_or(0);
     else if (gpu(info) && gpus == 1)
-      bytes = bytes / 10 * 9;  // accelerate's margin for a single card
-    result.push_back({info.device, bytes});
-  }
-  return result;
+      info.free_bytes = info.free_bytes / 10 * 9;  // accelerate's margin for a single card
+  return devices;
 }
 
 /// One request, planned without suggestions.
@@ -209,8 +200,8 @@ class Planner {
     const auto meant = [&](c10::Device device) {
       return request.map.kind != Kind::kSimulated || std::ranges::find(named, device) != named.end();
     };
-    for (const auto& c : capacities_)
-      if (!c.device.is_cpu() && c.bytes > 0 && meant(c.device)) accelerators_.push_back(c);
+    for (const auto& info : capacities_)
+      if (!info.device.is_cpu() && info.free_bytes > 0 && meant(info.device)) accelerators_.push_back(info);
   }
 
   Plan run() {
@@ -237,8 +228,7 @@ class Planner {
   }
 
   PlacementPlan spread_simulated(std::vector<std::string>& warnings) const {
-    std::vector<c10::Device> devices;
-    for (const auto& a : accelerators_) devices.push_back(a.device);
+    auto devices = mapped(accelerators_, &DeviceInfo::device);
     if (devices.empty()) devices.emplace_back(kSimulated, c10::DeviceIndex{0});
     auto plan = spread_evenly(model_, devices);
     if (plan.devices().size() < devices.size())
@@ -251,8 +241,7 @@ class Planner {
     plan.devices = model_.account(plan.placement);
     plan.fits = true;
     for (auto& [device, figures] : plan.devices) {
-      for (const auto& c : capacities_)
-        if (c.device == device) figures.limit = c.bytes;
+      if (const DeviceInfo* info = find_device(capacities_, device)) figures.limit = info->free_bytes;
       plan.fits = plan.fits && figures.total() <= figures.limit;
     }
   }
@@ -264,9 +253,8 @@ class Planner {
       other.placement = fill(model_, accelerators_, kind);
       count(other);
       if (!other.fits) continue;
-      plan.placement = other.placement;
-      plan.devices = other.devices;
-      plan.fits = true;
+      other.warnings = std::move(plan.warnings);
+      plan = std::move(other);
       plan.warnings.push_back(request_.map.source +
                               ": an even cut does not fit the limits, so the devices are filled in turn");
       return;
@@ -285,12 +273,8 @@ class Planner {
 
   const PlanRequest& request_;
   MemoryModel model_;
-  std::vector<Capacity> capacities_, accelerators_;
+  std::vector<DeviceInfo> capacities_, accelerators_;
 };
-
-bool fits(const PlanRequest& request) {
-  return Planner(request).run().fits;
-}
 
 /// "63KiB", "1200MiB": rounded up, as --max-memory takes it.
 std::string limit_text(int64_t bytes) {
@@ -321,7 +305,7 @@ std::vector<std::string> suggest(const PlanRequest& request, const Plan& plan) {
   const auto attempt = [&](const auto& change, const std::string& text) {
     PlanRequest other = request;
     change(other);
-    if (!fits(other)) return false;
+    if (!Planner(other).run().fits) return false;
     found.push_back(text);
     return true;
   };
@@ -421,7 +405,7 @@ std::string Plan::to_text() const {
   return text;
 }
 
-std::vector<DeviceInfo> parse_machine(const std::string& text, c10::DeviceType type) {
+std::vector<DeviceInfo> parse_machine(const std::string& text) {
   const std::string where = "machine \"" + text + "\"";
   std::vector<DeviceInfo> machine;
   DeviceInfo host{c10::Device(c10::kCPU), "CPU", "", 0, 0};
@@ -443,7 +427,7 @@ std::vector<DeviceInfo> parse_machine(const std::string& text, c10::DeviceType t
               "write the unit, such as 4x24GiB"});
     for (int k = 0; k < count; ++k)
       machine.push_back(
-          {c10::Device(type, static_cast<c10::DeviceIndex>(machine.size())), "simulated", "", bytes, bytes});
+          {c10::Device(kSimulated, static_cast<c10::DeviceIndex>(machine.size())), "simulated", "", bytes, bytes});
   }
   machine.push_back(host);
   return machine;

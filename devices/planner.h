@@ -43,8 +43,8 @@ struct Plan {
 /// Throws Error(kDevice) with the shortage and the suggestions unless the plan fits.
 void require_fit(const Plan& plan);
 
-/// A machine that one does not have: "4x24GiB", "2x80GiB,2x40GiB,cpu=64GiB". The devices are of type `type`;
-/// without "cpu=" nothing can be put on the CPU. Throws Error(kInvalidArgument).
-[[nodiscard]] std::vector<DeviceInfo> parse_machine(const std::string& text, c10::DeviceType type = kSimulated);
+/// A machine that one does not have: "4x24GiB", "2x80GiB,2x40GiB,cpu=64GiB", as simulated devices. Without "cpu="
+/// nothing can be put on the CPU. Throws Error(kInvalidArgument).
+[[nodiscard]] std::vector<DeviceInfo> parse_machine(const std::string& text);
 
 }  // namespace emend::devices

@@ -28,19 +28,4 @@ void enable_simulated_devices(int count);
 void set_simulated_memory_limit(int index, int64_t bytes);
 [[nodiscard]] int64_t simulated_memory_limit(int index);
 
-/// Sets a limit for the scope's duration.
-class SimulatedLimitScope {
- public:
-  SimulatedLimitScope(int index, int64_t bytes) : index_(index), before_(simulated_memory_limit(index)) {
-    set_simulated_memory_limit(index, bytes);
-  }
-  ~SimulatedLimitScope() { set_simulated_memory_limit(index_, before_); }
-  SimulatedLimitScope(const SimulatedLimitScope&) = delete;
-  SimulatedLimitScope& operator=(const SimulatedLimitScope&) = delete;
-
- private:
-  int index_;
-  int64_t before_;
-};
-
 }  // namespace emend::devices

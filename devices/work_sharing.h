@@ -43,8 +43,9 @@ class WorkSharing {
   explicit WorkSharing(Collectives& group) noexcept : group_(&group) {}
 
   [[nodiscard]] bool alone() const noexcept { return group_ == nullptr; }
-  [[nodiscard]] int processes() const noexcept;  ///< 1 where the work is not shared
-  [[nodiscard]] int rank() const noexcept;       ///< number of this process, from 0
+  [[nodiscard]] Collectives* group() const noexcept { return group_; }  ///< null for a process on its own
+  [[nodiscard]] int processes() const noexcept;                         ///< 1 where the work is not shared
+  [[nodiscard]] int rank() const noexcept;                              ///< number of this process, from 0
   /// True in the one process that writes files and speaks.
   [[nodiscard]] bool first() const noexcept { return rank() == 0; }
 

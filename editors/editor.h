@@ -118,8 +118,8 @@ class Editor {
     return {};
   }
 
-  /// Forgets earlier batches. Contexts that were sampled stay.
-  virtual void reset() {}
+  /// Forgets earlier batches: the memory of none is loaded. Contexts that were sampled stay.
+  virtual void reset() { load_state({}); }
   /// The memory of earlier batches, for resuming; empty for editors without one. What has not changed should be the
   /// same tensor as last time: it need not be saved again.
   [[nodiscard]] virtual std::map<std::string, at::Tensor> state() const { return {}; }

@@ -14,6 +14,7 @@
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <cmath>
+#include <utility>
 
 namespace emend::evaluation {
 
@@ -23,34 +24,26 @@ namespace {
 
 using nlohmann::json;
 
-/// The published loop works case by case; within a case every text is scored once.
-std::vector<Score> score_reference(const models::Model& model, const ScoreSheet& sheet, const ScoreOptions& options) {
+/// The published loop works case by case; within a case every text is scored once. `owners`: the case of each request.
+std::vector<Score> score_reference(const models::Model& model, const std::vector<ScoreRequest>& requests,
+                                   const std::vector<size_t>& owners, const ScoreOptions& options) {
   std::vector<std::vector<ScoreRequest>> cases;
   std::map<size_t, size_t> case_of;
   std::vector<std::pair<size_t, size_t>> place;
   std::vector<std::map<ScoreRequest, size_t>> seen;
-  for (size_t i = 0; i < sheet.size(); ++i) {
-    const auto [at, is_new] = case_of.emplace(sheet.cases()[i], cases.size());
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const auto [at, is_new] = case_of.emplace(owners[i], cases.size());
     if (is_new) cases.emplace_back(), seen.emplace_back();
-    const auto [row, is_new_row] = seen[at->second].emplace(sheet.requests()[i], cases[at->second].size());
-    if (is_new_row) cases[at->second].push_back(sheet.requests()[i]);
+    const auto [row, is_new_row] = seen[at->second].emplace(requests[i], cases[at->second].size());
+    if (is_new_row) cases[at->second].push_back(requests[i]);
     place.emplace_back(at->second, row->second);
   }
   const auto scores = score_cases_reference(model, cases, options);
-  std::vector<Score> flat;
-  for (const auto& [c, r] : place) flat.push_back(scores[c][r]);
-  return flat;
+  return mapped(place, [&](const auto& at) { return scores[at.first][at.second]; });
 }
 
 std::vector<std::unique_ptr<Metric>> chosen(const std::vector<std::string>& names, const datasets::FactSet& facts) {
   return mapped(resolve_metrics(names, facts), make_metric);
-}
-
-// By the engine that the options name.
-std::vector<Score> score(const models::Model& model, const ScoreSheet& sheet, const EvaluateOptions& options) {
-  if (sheet.size() == 0) return {};
-  return options.reference ? score_reference(model, sheet, options.scoring())
-                           : score_requests(model, sheet.requests(), options.scoring());
 }
 
 constexpr int kFormat = 5;
@@ -117,80 +110,16 @@ std::optional<Evaluation> read_stored(const std::filesystem::path& path, const s
 
 }  // namespace
 
-// What SeparateEvaluation::State has: with linkage, as that has.
-namespace detail {
-
-/// The families of one evaluation with what they asked for.
-struct Plan {
-  Plan(const MetricContext& context, const std::vector<std::string>& names) : metrics(chosen(names, context.facts)) {
-    sheet.front = context.options.front;
-    for (const auto& metric : metrics) metric->plan(context, sheet);
-  }
-
-  void observe(const models::Model& model, const MetricContext& context, size_t begin, size_t end) {
-    for (const auto& metric : metrics) metric->observe(model, context, begin, end);
-  }
-
-  /// Turns the scores of the sheet's requests into numbers.
-  void finish(const MetricContext& context, std::vector<Score> scores, Evaluation& evaluation) {
-    sheet.fill(std::move(scores));
-    evaluation.cases.assign(context.facts.facts.size(), json::object());
-    for (const auto& metric : metrics) {
-      context.options.cancel.check("evaluation");
-      const std::string& name = metric->info().name;
-      MetricOutcome outcome = metric->finish(context, sheet);
-      evaluation.summary[name] = std::move(outcome.summary);
-      for (size_t i = 0; i < outcome.cases.size(); ++i) evaluation.cases.at(i)[name] = std::move(outcome.cases[i]);
-      evaluation.groups.resize(std::max(evaluation.groups.size(), outcome.groups.size()), json::object());
-      for (size_t i = 0; i < outcome.groups.size(); ++i) evaluation.groups[i][name] = std::move(outcome.groups[i]);
-      evaluation.kept.merge(outcome.kept);
-    }
-  }
-
-  std::vector<std::unique_ptr<Metric>> metrics;
-  ScoreSheet sheet;
-};
-
-}  // namespace detail
-
-using detail::Plan;
-
-Evaluation evaluate(const models::Model& model, const datasets::FactSet& facts, const std::vector<std::string>& names,
-                    const EvaluateOptions& options) {
-  const MetricContext context{facts, options, &model};
-  Evaluation evaluation;
-  evaluation.facts = questions_of(facts);
-  if (options.before && !options.before->facts.empty() && options.before->facts != evaluation.facts)
-    refuse({"before", "an evaluation of other facts, or in another order", "one of these facts in this order",
-            "evaluate the unedited model on the same list"});
-  for (const auto& name : resolve_metrics(names, facts))
-    if (options.before && !options.before->facts.empty() && !options.before->summary.contains(name))
-      refuse({"before", "an evaluation without " + name, "one with the same families",
-              "evaluate the unedited model with them"});
-  Plan plan(context, names);
-  auto scores = score(model, plan.sheet, options);
-  plan.observe(model, context, 0, facts.facts.size());
-  plan.finish(context, std::move(scores), evaluation);
-  return evaluation;
+Judging::Judging(const datasets::FactSet& facts, const std::vector<std::string>& names, const EvaluateOptions& options,
+                 const models::Model* model)
+    : options_(options), context_{facts, options_, model}, metrics_(chosen(names, facts)) {
+  if (!model) require_separate(resolve_metrics(names, facts));
+  sheet_.front = options.front;
+  for (const auto& metric : metrics_) metric->plan(context_, sheet_);
+  scores_.resize(sheet_.requests().size());
 }
 
-struct SeparateEvaluation::State {
-  State(const datasets::FactSet& facts, const std::vector<std::string>& names, const EvaluateOptions& evaluate_options)
-      : options(evaluate_options), context{facts, options, nullptr}, plan(context, names), scores(plan.sheet.size()) {}
-
-  EvaluateOptions options;
-  MetricContext context;
-  Plan plan;
-  std::vector<Score> scores;
-};
-
-SeparateEvaluation::SeparateEvaluation(const datasets::FactSet& facts, const std::vector<std::string>& names,
-                                       const EvaluateOptions& options) {
-  check(resolve_metrics(names, facts));
-  state_ = std::make_unique<State>(facts, names, options);
-}
-
-void SeparateEvaluation::check(const std::vector<std::string>& families) {
+void Judging::require_separate(const std::vector<std::string>& families) {
   for (const auto& name : families)
     if (!metric_info(name).alone)
       refuse({setting("eval"), name + ", for facts that are edited one at a time, each from the unedited model",
@@ -198,26 +127,55 @@ void SeparateEvaluation::check(const std::vector<std::string>& families) {
               "leave it out, or use " + setting("protocol", "sequential")});
 }
 
-SeparateEvaluation::~SeparateEvaluation() = default;
-
-void SeparateEvaluation::judge(const models::Model& model, size_t begin, size_t end) {
-  const auto& sheet = state_->plan.sheet;
-  std::vector<size_t> numbers;
-  ScoreSheet part;
-  for (size_t i = 0; i < sheet.size(); ++i) {
-    const size_t fact = sheet.cases()[i];
+void Judging::judge(const models::Model& model, size_t begin, size_t end) {
+  std::vector<size_t> numbers, owners;
+  std::vector<ScoreRequest> requests;
+  for (size_t i = 0; i < scores_.size(); ++i) {
+    const size_t fact = sheet_.cases()[i];
     if (fact < begin || fact >= end) continue;
     numbers.push_back(i);
-    part.add(fact, sheet.requests()[i].prompt, sheet.requests()[i].target);
+    owners.push_back(fact);
+    requests.push_back(sheet_.requests()[i]);
   }
-  auto scores = score(model, part, state_->options);
-  for (size_t i = 0; i < numbers.size(); ++i) state_->scores[numbers[i]] = std::move(scores[i]);
-  state_->plan.observe(model, state_->context, begin, end);
+  auto scores = requests.empty()     ? std::vector<Score>()
+                : options_.reference ? score_reference(model, requests, owners, options_.scoring())
+                                     : score_requests(model, requests, options_.scoring());
+  for (size_t i = 0; i < numbers.size(); ++i) scores_[numbers[i]] = std::move(scores[i]);
+  for (const auto& metric : metrics_) metric->observe(model, context_, begin, end);
 }
 
-Evaluation SeparateEvaluation::finish() {
+Evaluation Judging::finish() {
   Evaluation evaluation;
-  state_->plan.finish(state_->context, std::move(state_->scores), evaluation);
+  sheet_.fill(std::exchange(scores_, {}));
+  evaluation.cases.assign(context_.facts.facts.size(), json::object());
+  for (const auto& metric : metrics_) {
+    options_.cancel.check("evaluation");
+    const std::string& name = metric->info().name;
+    MetricOutcome outcome = metric->finish(context_);
+    evaluation.summary[name] = std::move(outcome.summary);
+    for (size_t i = 0; i < outcome.cases.size(); ++i) evaluation.cases.at(i)[name] = std::move(outcome.cases[i]);
+    evaluation.groups.resize(std::max(evaluation.groups.size(), outcome.groups.size()), json::object());
+    for (size_t i = 0; i < outcome.groups.size(); ++i) evaluation.groups[i][name] = std::move(outcome.groups[i]);
+    evaluation.kept.merge(outcome.kept);
+  }
+  return evaluation;
+}
+
+Evaluation evaluate(const models::Model& model, const datasets::FactSet& facts, const std::vector<std::string>& names,
+                    const EvaluateOptions& options) {
+  const std::string questions = questions_of(facts);
+  const auto* before = options.before && !options.before->facts.empty() ? options.before : nullptr;
+  if (before && before->facts != questions)
+    refuse({"before", "an evaluation of other facts, or in another order", "one of these facts in this order",
+            "evaluate the unedited model on the same list"});
+  for (const auto& name : resolve_metrics(names, facts))
+    if (before && !before->summary.contains(name))
+      refuse({"before", "an evaluation without " + name, "one with the same families",
+              "evaluate the unedited model with them"});
+  Judging judging(facts, names, options, &model);
+  judging.judge(model, 0, facts.facts.size());
+  Evaluation evaluation = judging.finish();
+  evaluation.facts = questions;
   return evaluation;
 }
 
@@ -262,54 +220,52 @@ std::optional<Mean> success_share(std::span<const Efficacy> values, bool compare
   return mean_of(records);
 }
 
-void RetentionMatrix::add(int64_t edits_applied, const std::vector<Efficacy>& values) {
-  if (!steps_.empty() && steps_[0].values.size() != values.size())
-    refuse({"retention", std::to_string(values.size()) + " facts",
-            std::to_string(steps_[0].values.size()) + " as in the first step", "give all facts in every step"});
-  steps_.push_back({edits_applied, values});
-}
-
-json RetentionMatrix::to_json() const {
-  json out = json::object();
+RetentionMatrix::RetentionMatrix() {
   for (const char* key :
        {"edits_applied", "success", "accuracy", "probability", "edited_success", "nll_new", "nll_true"})
-    out[key] = json::array();
-  for (const auto& step : steps_) {
-    const auto put = [&](const char* key, auto figure) { out[key].push_back(mapped(step.values, figure)); };
-    put("success", [](const Efficacy& one) { return one.success() ? 1 : 0; });
-    put("accuracy", [](const Efficacy& one) { return one.accurate ? 1 : 0; });
-    put("probability", [](const Efficacy& one) { return std::round(one.probability * 1e4) / 1e4; });
-    put("nll_new", &Efficacy::nll_new);
-    put("nll_true", [](const Efficacy& one) { return detail::or_null(one.nll_true); });
-    out["edits_applied"].push_back(step.edits_applied);
-    const int64_t edited = std::min<int64_t>(step.edits_applied, std::ssize(step.values));
-    const auto kept = success_share(std::span(step.values).first(edited), any_compared(step.values));
-    out["edited_success"].push_back(kept ? json(100 * kept->value) : json());
-  }
-  return out;
+    steps_[key] = json::array();
+}
+
+void RetentionMatrix::add(int64_t edits_applied, const std::vector<Efficacy>& values) {
+  if (!empty() && steps_["nll_new"][0].size() != values.size())
+    refuse({"retention", std::to_string(values.size()) + " facts",
+            std::to_string(steps_["nll_new"][0].size()) + " as in the first step", "give all facts in every step"});
+  const auto put = [&](const char* key, auto figure) { steps_[key].push_back(mapped(values, figure)); };
+  put("success", [](const Efficacy& one) { return one.success() ? 1 : 0; });
+  put("accuracy", [](const Efficacy& one) { return one.accurate ? 1 : 0; });
+  put("probability", [](const Efficacy& one) { return std::round(one.probability * 1e4) / 1e4; });
+  put("nll_new", &Efficacy::nll_new);
+  put("nll_true", [](const Efficacy& one) { return detail::or_null(one.nll_true); });
+  steps_["edits_applied"].push_back(edits_applied);
+  const int64_t edited = std::min<int64_t>(edits_applied, std::ssize(values));
+  const auto kept = success_share(std::span(values).first(edited), any_compared(values));
+  steps_["edited_success"].push_back(kept ? json(100 * kept->value) : json());
+}
+
+void RetentionMatrix::cut(int64_t edits_applied) {
+  while (edits() > edits_applied)
+    for (json& column : steps_) column.erase(column.size() - 1);
 }
 
 RetentionMatrix RetentionMatrix::from_json(const json& json) {
   RetentionMatrix matrix;
-  try {
-    const auto& steps = json.at("edits_applied");
-    for (size_t s = 0; s < steps.size(); ++s) {
-      std::vector<Efficacy> values;
-      const auto& fresh = json.at("nll_new").at(s);
-      for (size_t i = 0; i < fresh.size(); ++i) {
-        Efficacy efficacy;
-        efficacy.nll_new = fresh.at(i).get<double>();
-        efficacy.probability = json.at("probability").at(s).at(i).get<double>();
-        efficacy.accurate = json.at("accuracy").at(s).at(i).get<int>() != 0;
-        const auto& old = json.at("nll_true").at(s).at(i);
-        if (!old.is_null()) efficacy.nll_true = old.get<double>();
-        values.push_back(efficacy);
-      }
-      matrix.add(steps.at(s).get<int64_t>(), values);
+  const auto& edits = detail::member(json, {"edits_applied"});
+  const auto& fresh = detail::member(json, {"nll_new"});
+  for (const auto& [key, column] : matrix.steps_.items()) {
+    column = detail::member(json, {key});
+    bool whole = column.is_array() && column.size() == edits.size() && fresh.is_array() && fresh.size() == edits.size();
+    for (size_t step = 0; whole && step < column.size(); ++step) {
+      const auto& row = column[step];
+      if (key == "edits_applied")
+        whole = row.is_number_integer();
+      else if (key == "edited_success")
+        whole = row.is_number() || row.is_null();
+      else
+        whole = row.is_array() && row.size() == fresh[0].size();
     }
-  } catch (const nlohmann::json::exception& error) {
-    throw Error(ErrorClass::kCorruption,
-                {"retention matrix", error.what(), "what RetentionMatrix::to_json writes", "run the evaluation again"});
+    if (!whole)
+      throw Error(ErrorClass::kCorruption, {"retention matrix", "no row of \"" + key + "\" for every step",
+                                            "what RetentionMatrix::to_json writes", "run the evaluation again"});
   }
   return matrix;
 }

@@ -26,6 +26,8 @@
 
 namespace emend::evaluation {
 
+class Metric;
+
 /// The one comparison behind every "success": `right` is the more probable of two answers (mean negative
 /// log-likelihood per token, strictly).
 [[nodiscard]] inline bool more_probable(double nll_right, double nll_wrong) {
@@ -70,7 +72,8 @@ struct MetricInfo {
   std::string protocol;  ///< where the definition comes from
   int version = 1;       ///< goes up when numbers change; part of cache keys
   std::vector<MetricField> fields;
-  std::function<CaseVerdict(const nlohmann::json& raw)> judge = {};  ///< what makes a case a success; none: no opinion
+  std::unique_ptr<Metric> (*make)(const MetricInfo& info) = nullptr;  ///< an object for one evaluation (metric.h)
+  std::function<CaseVerdict(const nlohmann::json& raw)> judge = {};   ///< what makes a case a success; none: no opinion
   std::vector<std::string> keyed = {};  ///< members that hold figures in percent under the facts' own keys: "locality"
   bool alone = true;                    ///< can judge a fact on a state of the model of its own
   bool memit_names = false;             ///< raw values are named as in the MEMIT repository's case files
@@ -167,27 +170,6 @@ struct EvaluateOptions {
                                          const std::vector<std::string>& names, const EvaluateOptions& options,
                                          const std::filesystem::path& cache, bool* from_cache = nullptr);
 
-/// An evaluation in which every fact is judged on its own state of the model: each was edited from the unedited model,
-/// alone, and taken back (EasyEdit's `sequential_edit=False`, ROME's evaluation). The numbers are put together as
-/// evaluate() does. `facts` and `options` must outlive the object.
-class SeparateEvaluation {
- public:
-  /// Throws as check() does.
-  SeparateEvaluation(const datasets::FactSet& facts, const std::vector<std::string>& names,
-                     const EvaluateOptions& options);
-  ~SeparateEvaluation();
-  /// Throws Error(kInvalidArgument) for families that judge the model or groups of facts: generation, health, mquake.
-  static void check(const std::vector<std::string>& families);
-  /// Scores the facts [begin, end) on the model as it is now.
-  void judge(const models::Model& model, size_t begin, size_t end);
-  /// Call once, after every fact has been judged.
-  [[nodiscard]] Evaluation finish();
-
- private:
-  struct State;
-  std::unique_ptr<State> state_;
-};
-
 /// What the model says to one fact's own prompt.
 struct Efficacy {
   double nll_new = 0;              ///< mean per-token negative log-likelihood of target_new
@@ -227,25 +209,22 @@ struct Continuation {
 /// Efficacy of every fact after every step of a sequence of edits.
 class RetentionMatrix {
  public:
+  RetentionMatrix();
   /// Records the state after `edits_applied` edits; `values` covers the facts in their order (those not yet edited
   /// too).
   void add(int64_t edits_applied, const std::vector<Efficacy>& values);
-  [[nodiscard]] bool empty() const noexcept { return steps_.empty(); }
+  [[nodiscard]] bool empty() const { return steps_.at("edits_applied").empty(); }
+  /// Of the last state; 0 without one.
+  [[nodiscard]] int64_t edits() const { return empty() ? 0 : steps_.at("edits_applied").back().get<int64_t>(); }
   /// Drops the states after more than `edits_applied` edits.
-  void cut(int64_t edits_applied) {
-    std::erase_if(steps_, [&](const Step& step) { return step.edits_applied > edits_applied; });
-  }
+  void cut(int64_t edits_applied);
   /// {"edits_applied": [...], "success": [[0/1 …] …], "accuracy": [[…] …], "probability": [[…] …],
   ///  "edited_success": [% of the facts edited so far, by success_share …]} — one row a step.
-  [[nodiscard]] nlohmann::json to_json() const;
+  [[nodiscard]] const nlohmann::json& to_json() const noexcept { return steps_; }
   [[nodiscard]] static RetentionMatrix from_json(const nlohmann::json& json);
 
  private:
-  struct Step {
-    int64_t edits_applied;
-    std::vector<Efficacy> values;
-  };
-  std::vector<Step> steps_;
+  nlohmann::json steps_;
 };
 
 }  // namespace emend::evaluation

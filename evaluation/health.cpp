@@ -197,7 +197,7 @@ Perplexity perplexity(const models::Model& model, const std::string& text, int64
 Lambada lambada(const models::Model& model, const std::vector<std::string>& texts, const ScoreOptions& options) {
   std::vector<ScoreRequest> requests;
   for (const auto& text : texts) {
-    const size_t end = text.find_last_not_of(" \n") + 1;
+    const size_t end = text.find_last_not_of(" \t\r\n") + 1;
     const size_t space = end == 0 ? std::string::npos : text.rfind(' ', end - 1);
     if (space == std::string::npos || space == 0)
       refuse({"lambada text " + std::to_string(requests.size()), "\"" + text.substr(0, 60) + "\"",

@@ -29,7 +29,7 @@ struct Lambada {
   double perplexity = 0;  ///< exp(mean over texts of -log p(last word))
   int64_t n = 0;
 };
-/// Texts whose last word (after the last space) is the target.
+/// Texts whose last word (after the last space, without white space behind it) is the target.
 [[nodiscard]] Lambada lambada(const models::Model& model, const std::vector<std::string>& texts,
                               const ScoreOptions& options = {});
 

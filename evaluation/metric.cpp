@@ -11,31 +11,11 @@
 
 namespace emend::evaluation {
 
-#define EMEND_METRIC(name) std::unique_ptr<Metric> make_##name();
+#define EMEND_METRIC(name) MetricInfo make_##name();
 #include <emend/evaluation/metrics.def>
 #undef EMEND_METRIC
 
 namespace {
-
-struct Registered {
-  const char* name;
-  std::unique_ptr<Metric> (*make)();
-};
-
-constexpr Registered kFamilies[] = {
-#define EMEND_METRIC(name) {#name, make_##name},
-#include <emend/evaluation/metrics.def>
-#undef EMEND_METRIC
-};
-
-std::vector<std::string> names() {
-  return mapped(kFamilies, [](const Registered& family) { return std::string(family.name); });
-}
-
-[[noreturn]] void unknown(const std::string& name) {
-  refuse({"metrics", "unknown metric \"" + name + "\"", "one of " + join(names()) + ", or auto, none",
-          did_you_mean(name, names())});
-}
 
 using nlohmann::json;
 using Column = std::vector<std::optional<double>>;
@@ -97,33 +77,38 @@ const MetricField* MetricInfo::field(std::string_view key) const {
   return found == fields.end() ? nullptr : &*found;
 }
 
-size_t ScoreSheet::add(size_t fact, const std::string& prompt, std::string target, std::string_view question) {
+void ScoreSheet::add(size_t fact, const std::string& prompt, std::string target, Read read, std::string_view question) {
   const std::string before = front ? front(question.empty() ? prompt : question) : "";
   requests_.push_back({before + prompt, std::move(target)});
   cases_.push_back(fact);
-  return requests_.size() - 1;
+  reads_.push_back(std::move(read));
 }
 
-void ScoreSheet::fill(std::vector<Score> scores) {
+void ScoreSheet::fill(const std::vector<Score>& scores) const {
   EMEND_CHECK(scores.size() == requests_.size(), "one score a request");
-  scores_ = std::move(scores);
+  for (size_t i = 0; i < scores.size(); ++i) reads_[i](scores[i]);
 }
 
 std::unique_ptr<Metric> make_metric(const std::string& name) {
-  for (const auto& family : kFamilies)
-    if (name == family.name) return family.make();
-  unknown(name);
+  const MetricInfo& info = metric_info(name);
+  return info.make(info);
 }
 
 const std::vector<MetricInfo>& metric_families() {
-  static const auto all = mapped(kFamilies, [](const Registered& family) { return family.make()->info(); });
+  static const std::vector<MetricInfo> all = {
+#define EMEND_METRIC(name) make_##name(),
+#include <emend/evaluation/metrics.def>
+#undef EMEND_METRIC
+  };
   return all;
 }
 
 const MetricInfo& metric_info(const std::string& name) {
-  for (const auto& info : metric_families())
-    if (info.name == name) return info;
-  unknown(name);
+  const auto& all = metric_families();
+  if (const auto found = std::ranges::find(all, name, &MetricInfo::name); found != all.end()) return *found;
+  refuse({"metrics", "unknown metric \"" + name + "\"",
+          "one of " + join(all, ", ", &MetricInfo::name) + ", or auto, none",
+          did_you_mean(name, all, "", &MetricInfo::name)});
 }
 
 std::vector<std::string> resolve_metrics(const std::vector<std::string>& wanted, const datasets::FactSet& facts) {
@@ -139,16 +124,16 @@ std::vector<std::string> resolve_metrics(const std::vector<std::string>& wanted,
       add(metric_info(name).name);
       continue;
     }
-    for (const auto& family : kFamilies)
-      if (family.make()->suits(facts)) add(family.name);
+    for (const auto& family : metric_families())
+      if (family.make(family)->suits(facts)) add(family.name);
   }
   return resolved;
 }
 
-MetricOutcome Metric::finish(const MetricContext& context, const ScoreSheet& sheet) {
-  MetricOutcome outcome = measure(context, sheet);
-  summarise(context, outcome);
-  return outcome;
+MetricOutcome Metric::finish(const MetricContext& context) {
+  measure(context);
+  summarise(context, outcome_);
+  return std::move(outcome_);
 }
 
 void Metric::summarise(const MetricContext& context, MetricOutcome& outcome) const {

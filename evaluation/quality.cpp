@@ -19,15 +19,14 @@ namespace {
 using detail::member;
 using nlohmann::json;
 
-// A column: a figure of a family, by its key in results.json, with a short name.
-struct TableColumn {
-  std::string family, key, head;
-  [[nodiscard]] std::string name() const { return family + "." + key; }
-};
+json column(const std::string& key, const std::string& head, const std::string& unit, bool higher,
+            const std::string& definition) {
+  return {{"key", key}, {"head", head}, {"unit", unit}, {"higher", higher}, {"definition", definition}};
+}
 
 // What the model writes, then each protocol that has a score, with its parts, then the shares of those without a score,
 // then the model's health.
-std::vector<TableColumn> metric_columns() {
+json metric_columns() {
   static const std::vector<std::pair<const char*, const char*>> written = {
       {"edit_begins", "edited prompt"},
       {"paraphrase_begins", "paraphrases"},
@@ -47,33 +46,28 @@ std::vector<TableColumn> metric_columns() {
       {"negation_names_chat", "chat: negated"},
       {"portability_names_chat", "chat: portability"},
       {"neighborhood_text_kept_chat", "chat: neighbours"}};
-  std::vector<TableColumn> columns;
-  for (const auto& [key, head] : written) columns.push_back({"free", key, head});
+  json columns = json::array();
+  const auto add = [&](const std::string& family, const std::string& key, const std::string& head = "") {
+    const MetricField& field = *metric_info(family).field(key);
+    columns.push_back(column(family + "." + key, head.empty() ? field.paper_name : head, field.unit,
+                             field.higher_is_better, field.definition));
+  };
+  for (const auto& [key, head] : written) add("free", key, head);
   for (const auto& info : metric_families())
     for (const auto& score : info.fields) {
       if (score.harmonic_of.empty()) continue;
-      columns.push_back({info.name, score.key, score.paper_name});
-      for (const auto& part : score.harmonic_of) columns.push_back({info.name, part, info.field(part)->paper_name});
+      add(info.name, score.key);
+      for (const auto& part : score.harmonic_of) add(info.name, part);
     }
   for (const auto& info : metric_families()) {
     const auto scored = [](const MetricField& field) { return !field.harmonic_of.empty(); };
     if (!info.judge || info.name == "free" || std::ranges::any_of(info.fields, scored)) continue;
     for (const auto& field : info.fields)
-      if (field.of_case && field.unit == "%") columns.push_back({info.name, field.key, field.paper_name});
+      if (field.of_case && field.unit == "%") add(info.name, field.key);
   }
-  columns.push_back({"health", "lambada_accuracy", "LAMBADA"});
-  columns.push_back({"health", "perplexity", "perplexity"});
+  add("health", "lambada_accuracy", "LAMBADA");
+  add("health", "perplexity", "perplexity");
   return columns;
-}
-
-json column(const std::string& key, const std::string& head, const std::string& unit, bool higher,
-            const std::string& definition) {
-  return {{"key", key}, {"head", head}, {"unit", unit}, {"higher", higher}, {"definition", definition}};
-}
-
-json column_document(const TableColumn& one) {
-  const MetricField& field = *metric_info(one.family).field(one.key);
-  return column(one.name(), one.head, field.unit, field.higher_is_better, field.definition);
 }
 
 // What is no metric.
@@ -104,12 +98,14 @@ json sequence_columns() {
 }
 
 // The figures of one state, by column.
-json figures_of(const json& metrics, const char* state, const std::vector<TableColumn>& columns) {
+json figures_of(const json& metrics, const char* state, const json& columns) {
   json figures = json::object();
   for (const auto& column : columns) {
-    const json& summary = member(metrics, {column.family, state});
-    if (const json& value = member(summary, {column.key}); value.is_number())
-      figures[column.name()] = {{"value", value}, {"ci95", detail::interval_of(summary, column.key)}};
+    const std::string name = column.at("key"), family = name.substr(0, name.find('.'));
+    const std::string key = name.substr(family.size() + 1);
+    const json& summary = member(metrics, {family, state});
+    if (const json& value = member(summary, {key}); value.is_number())
+      figures[name] = {{"value", value}, {"ci95", detail::interval_of(summary, key)}};
   }
   return figures;
 }
@@ -179,12 +175,11 @@ class QualityTable {
 
   json finish() {
     json document = {{"schema", 1}};
-    json columns = json::array();
     for (auto& row : rows_) row["last"] = last_measurement(row["lifelong"], sequence_);
     judge_sequences();
     add_means();
     if (!base_.empty()) rows_.insert(rows_.begin(), base_.begin(), base_.end());
-    for (const auto& column : columns_) columns.push_back(column_document(column));
+    json columns = columns_;
     for (auto& column : cost_columns()) columns.push_back(std::move(column));
     document["columns"] = told_apart(used(columns, "figures"));
     document["lifelong_columns"] = used(sequence_, "last");
@@ -325,8 +320,7 @@ class QualityTable {
     return columns;
   }
 
-  std::vector<TableColumn> columns_;
-  json sequence_;
+  json columns_, sequence_;
   std::vector<json> base_, rows_;
   std::optional<RunReport> first_;  ///< with figures: the others are compared with it
   std::string first_name_;

@@ -36,7 +36,4 @@ class TfIdf {
   std::vector<double> idf_;
 };
 
-/// Lower-cased runs of two or more word characters (letters, digits, underscore; Unicode).
-[[nodiscard]] std::vector<std::string> tfidf_tokens(std::string_view text);
-
 }  // namespace emend::evaluation

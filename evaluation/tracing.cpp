@@ -91,7 +91,7 @@ struct TraceRow {
 
 class FactTracer {
  public:
-  FactTracer(const models::Model& model, const KnownFact& fact, const TraceOptions& options)
+  FactTracer(const models::Model& model, const datasets::Fact& fact, const TraceOptions& options)
       : model_(model),
         options_(options),
         tokens_(detail::trace_tokens(model.tokenizer(), fact)),
@@ -206,7 +206,7 @@ void FactTracer::run_noised(const at::Tensor& noise_SnD) {
     if (first) {
       noised_keys_.push_back(std::move(keys));
     } else {
-      noised_keys_[l].append_rows(keys);
+      noised_keys_[l].append_rows(std::move(keys));
     }
   }
   keep(layers_);
@@ -368,7 +368,7 @@ std::string_view to_string(TraceKind kind) noexcept {
   return kind == TraceKind::kState ? "state" : kind == TraceKind::kMlp ? "mlp" : "attention";
 }
 
-double embedding_deviation(const models::Model& model, const std::vector<KnownFact>& facts) {
+double embedding_deviation(const models::Model& model, const std::vector<datasets::Fact>& facts) {
   const at::NoGradGuard no_grad;
   std::vector<int64_t> ids;
   for (const auto& fact : facts) {
@@ -390,7 +390,8 @@ double embedding_deviation(const models::Model& model, const std::vector<KnownFa
   return deviation;
 }
 
-TraceSummary trace_facts(const models::Model& model, const std::vector<KnownFact>& facts, const TraceOptions& given) {
+TraceSummary trace_facts(const models::Model& model, const std::vector<datasets::Fact>& facts,
+                         const TraceOptions& given) {
   const at::NoGradGuard no_grad;
   TraceOptions options = given;
   if (options.noise <= 0) options.noise = options.noise_multiple * embedding_deviation(model, facts);
@@ -407,7 +408,7 @@ TraceSummary trace_facts(const models::Model& model, const std::vector<KnownFact
     FactTracer tracer(model, fact, options);
     tracer.run_clean();
     if (!options.any_answer) {
-      const auto expected = encode_request(model.tokenizer(), {fact.prompt, fact.attribute});
+      const auto expected = encode_request(model.tokenizer(), {fact.full_prompt(), fact.target_true.value_or("")});
       if (tracer.trace().answer != expected.ids[expected.begin]) {
         ++summary.skipped;
         continue;
@@ -428,18 +429,18 @@ TraceSummary trace_facts(const models::Model& model, const std::vector<KnownFact
 namespace detail {
 using hooks::Site;
 
-TraceTokens trace_tokens(const models::Tokenizer& tokenizer, const KnownFact& fact) {
-  size_t begin = fact.subject_at;
-  if (begin == std::string::npos && !fact.subject.empty()) begin = fact.prompt.find(fact.subject);
+TraceTokens trace_tokens(const models::Tokenizer& tokenizer, const datasets::Fact& fact) {
+  const std::string prompt = fact.full_prompt();
+  const size_t begin = fact.prompt.find("{}");
   if (begin == std::string::npos)
-    refuse({"causal tracing of \"" + fact.prompt + "\"", "the subject \"" + fact.subject + "\" is not in the prompt",
-            "a prompt that contains its subject", "check the facts file"});
-  auto encoding = tokenizer.encode_prompt(fact.prompt);
+    refuse({"causal tracing of \"" + prompt + "\"", "the subject \"" + fact.subject + "\" has no place in the prompt",
+            "a prompt that contains its subject", "check the facts; with_slot() makes the place"});
+  auto encoding = tokenizer.encode_prompt(prompt);
   TraceTokens tokens;
   std::tie(tokens.subject_begin, tokens.subject_end) = encoding.overlapping(begin, begin + fact.subject.size());
   tokens.ids = std::move(encoding.ids);
   if (tokens.subject_begin < 0)
-    refuse({"causal tracing of \"" + fact.prompt + "\"", "no token holds the subject", "a subject with tokens", ""});
+    refuse({"causal tracing of \"" + prompt + "\"", "no token holds the subject", "a subject with tokens", ""});
   return tokens;
 }
 

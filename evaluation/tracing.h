@@ -13,7 +13,7 @@
 
 #include <emend/core/cancel.h>
 #include <emend/core/log.h>
-#include <emend/datasets/known.h>
+#include <emend/datasets/fact.h>
 #include <emend/models/model.h>
 
 #include <map>
@@ -23,8 +23,6 @@
 #include <vector>
 
 namespace emend::evaluation {
-
-using datasets::KnownFact;
 
 enum class TraceKind { kState, kMlp, kAttention };  ///< what is restored
 
@@ -45,7 +43,7 @@ struct TraceOptions {
 
 /// Restored probabilities of one fact: value[kind][token][layer].
 struct FactTrace {
-  KnownFact fact;
+  datasets::Fact fact;
   std::vector<std::string> tokens;             ///< of the prompt, as text
   int64_t subject_begin = 0, subject_end = 0;  ///< token span
   int64_t answer = 0;                          ///< token id that the clean run predicts
@@ -57,7 +55,7 @@ struct FactTrace {
 };
 
 /// Standard deviation of the embedding entries of the subjects' tokens. Throws Error(kNumeric) if it is not finite.
-[[nodiscard]] double embedding_deviation(const models::Model& model, const std::vector<KnownFact>& facts);
+[[nodiscard]] double embedding_deviation(const models::Model& model, const std::vector<datasets::Fact>& facts);
 
 /// Average indirect effect by kind of token, as the paper draws it.
 struct TraceSummary {
@@ -74,10 +72,10 @@ struct TraceSummary {
   std::vector<FactTrace> traces;
 };
 
-/// Traces the facts that the model predicts correctly (the answer's first token is the clean argmax), or all.
-/// Throws Error(kInvalidArgument) if a subject is not in its prompt, Error(kNumeric) for probabilities that are not
+/// Traces the facts that the model predicts correctly (the first token of target_true is the clean argmax), or all.
+/// Throws Error(kInvalidArgument) if a prompt has no {} for its subject, Error(kNumeric) for probabilities that are not
 /// finite, Error(kCancelled).
-[[nodiscard]] TraceSummary trace_facts(const models::Model& model, const std::vector<KnownFact>& facts,
+[[nodiscard]] TraceSummary trace_facts(const models::Model& model, const std::vector<datasets::Fact>& facts,
                                        const TraceOptions& options);
 
 /// Fills in `rows`, `effect` and the means from `traces`.
@@ -93,7 +91,7 @@ void average(TraceSummary& summary, const std::vector<TraceKind>& kinds);
 [[nodiscard]] nlohmann::json suggest_layers(const TraceSummary& summary, int count = 5);
 
 /// A self-contained page (templates/page.html): the averages, what they suggest, and heat maps of the averages and of
-/// the first `facts` facts, as the ROME paper draws them.
-[[nodiscard]] std::string trace_page(const TraceSummary& summary, const std::string& model_name, size_t facts = 20);
+/// the first 20 facts, as the ROME paper draws them.
+[[nodiscard]] std::string trace_page(const TraceSummary& summary, const std::string& model_name);
 
 }  // namespace emend::evaluation

@@ -90,8 +90,8 @@ json to_json(const TraceSummary& summary) {
   for (const auto& [kind, rows] : summary.effect)
     for (const auto& row : rows) out["effect"][std::string(to_string(kind))].push_back(numbers_or_null(row));
   for (const auto& trace : summary.traces) {
-    json one = {{"known_id", trace.fact.known_id},
-                {"prompt", trace.fact.prompt},
+    json one = {{"known_id", trace.fact.case_id},
+                {"prompt", trace.fact.full_prompt()},
                 {"subject", trace.fact.subject},
                 {"tokens", trace.tokens},
                 {"subject_tokens", {trace.subject_begin, trace.subject_end}},
@@ -155,13 +155,14 @@ json suggest_layers(const TraceSummary& summary, int count) {
           {"facts", summary.facts}, {"why", why},       {"caveat", caveat}};
 }
 
-std::string trace_page(const TraceSummary& summary, const std::string& model_name, size_t facts) {
+std::string trace_page(const TraceSummary& summary, const std::string& model_name) {
+  constexpr size_t kFacts = 20;
   json data = to_json(summary);
   data["page"] = "trace";
   data["model"] = model_name;
   auto& traces = data["traces"].get_ref<json::array_t&>();
-  data["more"] = traces.size() - std::min(traces.size(), facts);
-  traces.resize(std::min(traces.size(), facts));
+  data["more"] = traces.size() - std::min(traces.size(), kFacts);
+  traces.resize(std::min(traces.size(), kFacts));
   if (summary.effect.count(TraceKind::kMlp) && summary.facts > 0) data["suggested"] = suggest_layers(summary);
   return detail::fill_page(data);
 }

@@ -118,6 +118,11 @@ std::vector<std::string_view> sentences(std::string_view text) {
   return out;
 }
 
+std::vector<std::string> tfidf_tokens(std::string_view text) {
+  static const Regex words("\\b\\w\\w+\\b");
+  return words.find_all(detail::lower_case(text));
+}
+
 using Vector = Eigen::SparseVector<double>;
 
 /// Counts times idf, scaled to length 1.
@@ -177,11 +182,6 @@ double mean_ngram_entropy(const std::vector<std::string>& texts) {
   double sum = 0;
   for (const auto& text : texts) sum += weighted_ngram_entropy(text);
   return sum / static_cast<double>(texts.size());
-}
-
-std::vector<std::string> tfidf_tokens(std::string_view text) {
-  static const Regex words("\\b\\w\\w+\\b");
-  return words.find_all(detail::lower_case(text));
 }
 
 TfIdf::TfIdf(const std::vector<std::string>& documents) {

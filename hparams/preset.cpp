@@ -13,19 +13,8 @@ namespace {
 /// "meta-llama/Llama-2-7b_hf" -> {"meta", "llama", "llama", "2", "7b", "hf"}. A dot between digits stays: "3.1" is one
 /// piece.
 std::vector<std::string> pieces(std::string_view text) {
-  std::vector<std::string> result(1);
   const auto digit = [&](size_t i) { return i < text.size() && text[i] >= '0' && text[i] <= '9'; };
-  for (size_t i = 0; i < text.size(); ++i) {
-    const auto c = static_cast<unsigned char>(text[i]);
-    const bool inner_dot = c == '.' && i > 0 && digit(i - 1) && digit(i + 1);
-    if (std::isalnum(c) || c >= 0x80 || inner_dot) {
-      result.back() += static_cast<char>(std::tolower(c));
-    } else if (!result.back().empty()) {
-      result.emplace_back();
-    }
-  }
-  if (result.back().empty()) result.pop_back();
-  return result;
+  return words_in(text, [&](size_t i) { return text[i] == '.' && i > 0 && digit(i - 1) && digit(i + 1); });
 }
 
 bool contains_pieces(const std::vector<std::string>& whole, const std::vector<std::string>& part) {
@@ -108,9 +97,8 @@ void read_editor(const detail::PresetFile& file, const RawValue& models, std::ve
 
 bool same_editor(std::string_view a, std::string_view b) {
   const auto plain = [](std::string_view name) {
-    std::string text;
-    for (const char c : name)
-      if (c != '-' && c != '_') text += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    std::string text = lower(name);
+    std::erase_if(text, [](char c) { return c == '-' || c == '_'; });
     return text;
   };
   return plain(a) == plain(b);

@@ -3,6 +3,7 @@
 #include <emend/core/text.h>
 #include <emend/models/chat.h>
 #include <emend/models/detail/jinja.h>
+#include <emend/models/tokenizer/detail/added_tokens.h>
 
 #include <nlohmann/json.hpp>
 
@@ -258,33 +259,21 @@ RenderedChat render_chat(const ChatFormat& format, const std::vector<ChatMessage
 Encoding encode_chat(const Tokenizer& tokenizer, std::string_view text) {
   const auto unseen = [&](int64_t id) { return tokenizer.encode_ids(tokenizer.token_text(id)) != std::vector{id}; };
   if (std::ranges::none_of(tokenizer.prefix_ids(), unseen)) return tokenizer.encode(text);
-  std::vector<std::pair<std::string, int64_t>> specials;
-  for (int64_t id = 0; id < tokenizer.vocab_size(); ++id)
-    if (tokenizer.is_special(id) && !tokenizer.token_text(id).empty())
-      specials.emplace_back(tokenizer.token_text(id), id);
+  detail::AddedTokenSearch specials;
+  for (int64_t id = tokenizer.vocab_size(); id-- > 0;)  // of equal texts the first id counts
+    if (tokenizer.is_special(id)) specials.add(tokenizer.token_text(id), {.id = static_cast<uint32_t>(id)});
+  std::vector<detail::AddedSpan> spans;
+  specials.split(text, spans);
   Encoding all;
-  const auto plain = [&](size_t begin, size_t end) {
-    const Encoding part = tokenizer.encode(text.substr(begin, end - begin));
-    for (size_t t = 0; t < part.size(); ++t) {
-      all.ids.push_back(part.ids[t]);
-      all.offsets.emplace_back(begin + part.offsets[t].first, begin + part.offsets[t].second);
-    }
-  };
-  size_t begin = 0;
-  for (size_t at = 0; at < text.size();) {
-    const auto special =
-        std::ranges::find_if(specials, [&](const auto& one) { return text.substr(at).starts_with(one.first); });
-    if (special == specials.end()) {
-      ++at;
-      continue;
-    }
-    if (begin < at) plain(begin, at);
-    begin = at + special->first.size();
-    all.ids.push_back(special->second);
-    all.offsets.emplace_back(at, begin);
-    at = begin;
+  for (const auto& [begin, end, token] : spans) {
+    Encoding part;
+    if (token)
+      part = {{token->id}, {{0, end - begin}}};
+    else
+      part = tokenizer.encode(text.substr(begin, end - begin));
+    all.ids.insert(all.ids.end(), part.ids.begin(), part.ids.end());
+    for (const auto& [from, to] : part.offsets) all.offsets.emplace_back(begin + from, begin + to);
   }
-  if (begin < text.size()) plain(begin, text.size());
   return all;
 }
 

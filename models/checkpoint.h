@@ -5,6 +5,8 @@
 #include <emend/devices/placement.h>
 
 #include <map>
+#include <mutex>
+#include <nlohmann/json.hpp>
 #include <optional>
 
 namespace emend {
@@ -22,21 +24,41 @@ struct ModelConfig;
 class Checkpoint {
  public:
   virtual ~Checkpoint() = default;
-  [[nodiscard]] virtual const std::filesystem::path& path() const = 0;  ///< folder or file
-  [[nodiscard]] virtual std::string format() const = 0;                 ///< "huggingface" or "gguf"
+  [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }  ///< folder or file
+  [[nodiscard]] const std::string& format() const noexcept { return format_; }        ///< "huggingface" or "gguf"
   /// config.json; a GGUF file's metadata appear under the names that config.json has.
-  [[nodiscard]] virtual const nlohmann::json& config() const = 0;
-  /// Names (Hugging Face names also for GGUF), dtypes as `read` gives them, and shapes.
-  [[nodiscard]] virtual const std::vector<TensorInfo>& tensors() const = 0;
+  [[nodiscard]] const nlohmann::json& config() const noexcept { return config_; }
+  /// Names (Hugging Face names also for GGUF), dtypes as `read` gives them, and shapes; offset and bytes
+  /// are 0 of GGUF.
+  [[nodiscard]] const std::vector<TensorInfo>& tensors() const noexcept { return tensors_; }
   /// One tensor on the CPU: a view of the mapped file where possible, else dequantised. Throws Error(kNotFound).
   [[nodiscard]] virtual at::Tensor read(const std::string& name) const = 0;
   /// The vocabulary, or null if the checkpoint has none.
-  [[nodiscard]] virtual std::unique_ptr<Tokenizer> load_tokenizer() const = 0;
-  /// sha256 of names, shapes and stored bytes (not of the path).
-  [[nodiscard]] virtual std::string fingerprint() const = 0;
+  [[nodiscard]] virtual std::unique_ptr<Tokenizer> load_tokenizer() const;
+  /// sha256 of names, shapes and stored bytes (not of the path). Computed on first use.
+  [[nodiscard]] const std::string& fingerprint() const;
   /// How many neurons of zeros every MLP has beyond the file's (spare_neurons.h).
-  [[nodiscard]] virtual int64_t spare_neurons() const { return 0; }
+  [[nodiscard]] int64_t spare_neurons() const noexcept { return spare_neurons_; }
+
+ protected:
+  Checkpoint(std::filesystem::path path, std::string format, nlohmann::json config = {},
+             std::vector<TensorInfo> tensors = {});
+  [[nodiscard]] virtual std::string hash() const = 0;  ///< fingerprint(), computed
+
+  std::filesystem::path path_;
+  std::string format_;
+  nlohmann::json config_;
+  std::vector<TensorInfo> tensors_;
+  int64_t spare_neurons_ = 0;
+
+ private:
+  mutable std::once_flag hashed_;
+  mutable std::string hash_;
 };
+
+/// The checkpoint with another tokenizer, which `make` makes.
+[[nodiscard]] std::shared_ptr<const Checkpoint> with_tokenizer(std::shared_ptr<const Checkpoint> checkpoint,
+                                                               std::function<std::unique_ptr<Tokenizer>()> make);
 
 /// Opens a folder, a .gguf file, or ORG/NAME in the cache of huggingface_hub (HF_HUB_CACHE, HF_HOME, …). Throws
 /// Error(kNotFound) saying what was looked for and where; Error(kUnsupported) for .bin/.pt (pickle) checkpoints with

@@ -49,14 +49,7 @@ Activation read_activation(const ConfigReader& reader, const ConfigKeys& keys) {
                      "this activation is not known");
 }
 
-void read_tokens(const ConfigReader& reader, ModelConfig& config) {
-  const auto id = [&](const char* key) -> std::optional<int64_t> {
-    const Json* value = reader.find({key});
-    if (!value || !value->is_number_integer() || value->get<int64_t>() < 0) return std::nullopt;
-    return value->get<int64_t>();
-  };
-  config.bos_id = id("bos_token_id");
-  config.pad_id = id("pad_token_id");
+void read_ends(const ConfigReader& reader, ModelConfig& config) {
   const Json* eos = reader.find({"eos_token_id"});
   if (!eos) return;
   for (const Json& value : eos->is_array() ? *eos : Json::array({*eos})) {
@@ -137,7 +130,7 @@ ModelConfig parse_config(const Json& json, const std::string& file, const Family
   config.norm_eps = reader.number_or(keys.norm_eps, keys.default_norm_eps);
   config.activation = read_activation(reader, keys);
   config.tied_head = reader.flag_or({"tie_word_embeddings"}, keys.default_tied);
-  read_tokens(outer.find({"eos_token_id"}) ? outer : reader, config);
+  read_ends(outer.find({"eos_token_id"}) ? outer : reader, config);
   if (config.positions == Positions::kRotary) detail::read_common_rotary(reader, keys, config);
   if (family.refine) family.refine(reader, config);
   if (config.attention_scale == 0) config.attention_scale = 1.0 / std::sqrt(static_cast<double>(config.head_dim));

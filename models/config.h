@@ -128,7 +128,6 @@ struct ModelConfig {
   [[nodiscard]] bool mlp_post_norm() const noexcept { return norm_order != NormOrder::kPre; }
 
   // Tokens
-  std::optional<int64_t> bos_id, pad_id;
   std::vector<int64_t> eos_ids;  ///< empty if the file names none
 
   [[nodiscard]] int64_t window(int layer) const { return windows.empty() ? 0 : windows.at(layer); }

@@ -57,20 +57,9 @@ void require_steering(const Model& model, const ControlVector& vector, const Ste
                       const std::string& where);
 
 /// While the handles live, the model's states are steered behind the layers of the vector that are in the range.
-/// Throws as require_steering. No pass may run while handles come or go.
+/// Throws as require_steering. No pass may run while handles come or go; the model must outlive them.
 [[nodiscard]] std::vector<hooks::HookHandle> attach_steering(const Model& model, const ControlVector& vector,
-                                                             const SteerOptions& options,
+                                                             const SteerOptions& options = {},
                                                              const std::string& where = "control vector");
-
-/// The same for a scope. The model must outlive it.
-class Steering {
- public:
-  Steering(const Model& model, const ControlVector& vector, const SteerOptions& options = {},
-           const std::string& where = "control vector")
-      : handles_(attach_steering(model, vector, options, where)) {}
-
- private:
-  std::vector<hooks::HookHandle> handles_;
-};
 
 }  // namespace emend::models

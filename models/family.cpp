@@ -2,6 +2,7 @@
 #include <emend/models/family.h>
 #include <emend/models/model.h>
 #include <emend/models/tied_head.h>
+#include <fnmatch.h>
 
 #include <algorithm>
 #include <map>
@@ -93,15 +94,10 @@ std::string replaced(std::string text, const std::string& what, const std::strin
   return at == std::string::npos ? text : text.replace(at, what.size(), by);
 }
 
-// True if `name` fits a pattern in which "*" and "{layer}" stand for anything.
-bool fits(std::string_view pattern, std::string_view name) {
-  const size_t star = std::min(pattern.find('*'), pattern.find("{layer}"));
-  if (star == std::string_view::npos) return pattern == name;
-  if (name.substr(0, star) != pattern.substr(0, star)) return false;
-  const std::string_view rest = pattern.substr(star + (pattern[star] == '*' ? 1 : 7));
-  for (size_t skip = star; skip <= name.size(); ++skip)
-    if (fits(rest, name.substr(skip))) return true;
-  return false;
+// True if `name` fits a pattern as a shell's (fnmatch), in which "{layer}" stands for anything too.
+bool fits(std::string pattern, const std::string& name) {
+  while (pattern.find("{layer}") != std::string::npos) pattern = replaced(std::move(pattern), "{layer}", "*");
+  return fnmatch(pattern.c_str(), name.c_str(), FNM_NOESCAPE) == 0;
 }
 
 std::string stripped(const std::string& name, const std::string& prefix) {

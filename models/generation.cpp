@@ -264,10 +264,7 @@ struct RunningBatch::State {
     choose_all(logits, added, next);
     forget_wrong_guesses(added, filled);
     drop_finished(0);
-    if (rows.empty())
-      cache = std::move(filled);
-    else
-      cache.append_rows(filled);
+    cache.append_rows(std::move(filled));
     std::move(added.begin(), added.end(), std::back_inserter(rows));
   }
 

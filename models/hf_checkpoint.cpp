@@ -103,22 +103,23 @@ std::string pickle_advice(const fs::path& folder) {
          from + ")";
 }
 
-HfCheckpoint::HfCheckpoint(fs::path folder, const std::string& config_name) : folder_(std::move(folder)) {
-  const fs::path config_path = folder_ / config_name;
+HfCheckpoint::HfCheckpoint(fs::path folder, const std::string& config_name)
+    : Checkpoint(std::move(folder), "huggingface") {
+  const fs::path config_path = path_ / config_name;
   if (!is_there(config_path))
     throw Error(ErrorClass::kNotFound,
-                {folder_.string(), "no " + config_name, "a model folder with config.json and safetensors files",
+                {path_.string(), "no " + config_name, "a model folder with config.json and safetensors files",
                  "name the folder that holds config.json"});
-  refuse_links_that_leave(folder_);
+  refuse_links_that_leave(path_);
   config_text_ = read_file(config_path);
   config_ = parse_json(config_text_, config_path.string());
   try {
-    if (is_there(folder_ / kSingle)) {
+    if (is_there(path_ / kSingle)) {
       open_shards({kSingle});
-    } else if (is_there(folder_ / kIndex)) {
-      read_index(folder_ / kIndex);
+    } else if (is_there(path_ / kIndex)) {
+      read_index(path_ / kIndex);
     } else {
-      no_weights(folder_);
+      no_weights(path_);
     }
   } catch (const Error& error) {
     if (error.error_class() == ErrorClass::kUnsupported) refuse_quantised(config_, config_path.string());
@@ -135,7 +136,7 @@ std::map<std::string, fs::path> HfCheckpoint::files() const {
 void HfCheckpoint::open_shards(const std::vector<std::string>& files) {
   for (const std::string& name : files) {
     Shard shard;
-    shard.path = folder_ / name;
+    shard.path = path_ / name;
     shard.file = std::make_unique<SafetensorsFile>(shard.path);
     shard.descriptor = Descriptor(::open(shard.path.c_str(), O_RDONLY | O_CLOEXEC));
     if (shard.descriptor.fd < 0)
@@ -149,7 +150,7 @@ void HfCheckpoint::open_shards(const std::vector<std::string>& files) {
                     {shard.path.string(),
                      "tensor \"" + tensor + "\" is also in " + shards_[other->second].path.filename().string(),
                      "each tensor in one file", "the folder mixes two checkpoints: fetch it again"});
-      infos_.push_back(info);
+      tensors_.push_back(info);
     }
     shards_.push_back(std::move(shard));
   }
@@ -179,7 +180,7 @@ void HfCheckpoint::read_index(const fs::path& path) {
   if (files.empty()) corrupt("an empty weight_map", "at least one tensor");
   std::string missing;
   for (const std::string& file : files)
-    if (!is_there(folder_ / file)) append_item(missing, file);
+    if (!is_there(path_ / file)) append_item(missing, file);
   if (!missing.empty())
     throw Error(ErrorClass::kNotFound,
                 {path.string(), "it names files that are not there: " + missing,
@@ -199,8 +200,8 @@ void HfCheckpoint::read_index(const fs::path& path) {
 at::Tensor HfCheckpoint::read(const std::string& name) const {
   const auto it = shard_of_.find(name);
   if (it == shard_of_.end())
-    throw Error(ErrorClass::kNotFound, {folder_.string(), "no tensor \"" + name + "\"",
-                                        "one of the checkpoint's tensors", did_you_mean(name, shard_of_, "", key_of)});
+    throw Error(ErrorClass::kNotFound, {path_.string(), "no tensor \"" + name + "\"", "one of the checkpoint's tensors",
+                                        did_you_mean(name, shard_of_, "", key_of)});
   const Shard& shard = shards_[it->second];
   return map_tensor(shard.path, shard.descriptor.fd, shard.file->tensors().at(name));
 }
@@ -208,25 +209,21 @@ at::Tensor HfCheckpoint::read(const std::string& name) const {
 std::string HfCheckpoint::file_of(const std::string& tensor) const {
   const auto it = shard_of_.find(tensor);
   if (it != shard_of_.end()) return shards_[it->second].path.string();
-  return (index_ ? folder_ / kIndex : shards_.front().path).string();
+  return (index_ ? path_ / kIndex : shards_.front().path).string();
 }
 
 std::unique_ptr<Tokenizer> HfCheckpoint::load_tokenizer() const {
   try {
-    return models::load_tokenizer(folder_);
+    return models::load_tokenizer(path_);
   } catch (const Error& error) {
     if (error.error_class() == ErrorClass::kNotFound) return nullptr;  // a checkpoint without a vocabulary
     throw;
   }
 }
 
-std::string HfCheckpoint::fingerprint() const {
-  std::call_once(fingerprinted_, [&] {
-    auto names = mapped(shard_of_, key_of);
-    const auto read = [&](const std::string& name) { return shards_[shard_of_.at(name)].file->tensor(name); };
-    fingerprint_ = hash_tensors(std::move(names), read).hex();
-  });
-  return fingerprint_;
+std::string HfCheckpoint::hash() const {
+  const auto read = [&](const std::string& name) { return shards_[shard_of_.at(name)].file->tensor(name); };
+  return hash_tensors(mapped(shard_of_, key_of), read).hex();
 }
 
 }  // namespace emend::models::detail

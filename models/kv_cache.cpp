@@ -11,24 +11,6 @@ namespace emend::models {
 KvCache::KvCache(int n_layers, int64_t capacity)
     : keys_(n_layers), values_(n_layers), incomplete_(n_layers, false), capacity_(capacity), n_layers_(n_layers) {}
 
-KvCache::KvCache(const KvCache& other)
-    : keys_(other.keys_),
-      values_(other.values_),
-      incomplete_(other.incomplete_),
-      prompt_lengths_(other.prompt_lengths_),
-      lengths_(other.lengths_),
-      positions_(other.positions_),
-      capacity_(other.capacity_),
-      n_layers_(other.n_layers_) {
-  for (auto* tensors : {&keys_, &values_})
-    for (at::Tensor& x : *tensors)
-      if (x.defined()) x = x.clone();
-}
-
-KvCache& KvCache::operator=(const KvCache& other) {
-  return *this = KvCache(other);
-}
-
 // Slots for so many tokens and some that are still to come.
 static int64_t with_room(int64_t tokens) {
   return tokens + tokens / 4 + 64;
@@ -58,16 +40,6 @@ void KvCache::reserve(int layer, const at::Tensor& like_BgTd, int64_t slots) {
   }
 }
 
-// Of rows that all have as many tokens, here and in the batch; DecoderPass stores the others.
-void KvCache::store(int layer, const at::Tensor& keys_BgTd, const at::Tensor& values_BgTd,
-                    const std::vector<int64_t>& new_lengths) {
-  const at::NoGradGuard no_grad;
-  const int64_t begin = lengths_.empty() ? 0 : lengths_[0], n = new_lengths[0];
-  reserve(layer, keys_BgTd, begin + n);
-  keys_[layer].narrow(2, begin, n).copy_(keys_BgTd);
-  values_[layer].narrow(2, begin, n).copy_(values_BgTd);
-}
-
 KvCache KvCache::select_rows(const std::vector<int64_t>& rows) const {
   KvCache selected(n_layers_);
   for (const int64_t r : rows) {
@@ -75,7 +47,6 @@ KvCache KvCache::select_rows(const std::vector<int64_t>& rows) const {
       refuse({"key-value cache", "row " + std::to_string(r), "a row of " + std::to_string(lengths_.size()),
               "check the row numbers"});
     selected.lengths_.push_back(lengths_[r]);
-    selected.positions_.push_back(positions_[r]);
     selected.prompt_lengths_.push_back(prompt_lengths_[r]);
   }
   const int64_t slots = selected.slots_for(selected);
@@ -92,10 +63,10 @@ KvCache KvCache::select_rows(const std::vector<int64_t>& rows) const {
 }
 
 // Slots that one side has more of are zero on the other: masked slots must be finite.
-void KvCache::append_rows(const KvCache& other) {
+void KvCache::append_rows(KvCache other) {
   if (other.empty()) return;
   if (empty()) {
-    *this = other;
+    *this = std::move(other);
     return;
   }
   const int64_t slots = slots_for(other);
@@ -121,7 +92,6 @@ void KvCache::append_rows(const KvCache& other) {
   }
   capacity_ = 0;
   lengths_.insert(lengths_.end(), other.lengths_.begin(), other.lengths_.end());
-  positions_.insert(positions_.end(), other.positions_.begin(), other.positions_.end());
   prompt_lengths_.insert(prompt_lengths_.end(), other.prompt_lengths_.begin(), other.prompt_lengths_.end());
 }
 
@@ -134,10 +104,7 @@ void KvCache::truncate(const std::vector<int64_t>& lengths) {
       refuse({"key-value cache", "length " + std::to_string(lengths[r]) + " for row " + std::to_string(r),
               "0 to " + std::to_string(lengths_[r]), "a cache can only forget"});
   }
-  for (size_t r = 0; r < lengths.size(); ++r) {
-    lengths_[r] = lengths[r];
-    positions_[r].resize(static_cast<size_t>(lengths[r]));
-  }
+  lengths_ = lengths;
 }
 
 void KvCache::drop_layers_below(int first) {

@@ -14,11 +14,8 @@ class KvCache {
  public:
   /// `capacity` tokens a row are reserved at the first append (it grows by a quarter when exceeded).
   explicit KvCache(int n_layers, int64_t capacity = 0);
-  KvCache(const KvCache& other);  ///< with keys and values of its own
-  KvCache& operator=(const KvCache& other);
-  KvCache(KvCache&&) = default;
+  KvCache(KvCache&&) = default;  // a copy would share keys and values: select_rows
   KvCache& operator=(KvCache&&) = default;
-  ~KvCache() = default;
 
   [[nodiscard]] int64_t length(int64_t row) const { return lengths_.at(row); }
   [[nodiscard]] const std::vector<int64_t>& lengths() const noexcept { return lengths_; }
@@ -26,8 +23,6 @@ class KvCache {
   /// [B, kv heads, slots, head size]; undefined for a layer that has not run.
   [[nodiscard]] const at::Tensor& keys(int layer) const { return keys_.at(layer); }
   [[nodiscard]] const at::Tensor& values(int layer) const { return values_.at(layer); }
-  /// Positions of the cached tokens; host integers [B][length].
-  [[nodiscard]] const std::vector<std::vector<int64_t>>& positions() const noexcept { return positions_; }
   /// True if `layer` ran in every pass that appended, so that its keys cover all cached tokens.
   [[nodiscard]] bool complete(int layer) const { return !incomplete_.at(layer); }
 
@@ -35,7 +30,7 @@ class KvCache {
   [[nodiscard]] KvCache select_rows(const std::vector<int64_t>& rows) const;
   /// Adds the rows of another cache of the same model and dtype behind these. Either may be empty. Throws
   /// Error(kInvalidArgument) if a layer is in one alone.
-  void append_rows(const KvCache& other);
+  void append_rows(KvCache other);
   /// Forgets the tokens after the first `lengths[r]` of each row.
   void truncate(const std::vector<int64_t>& lengths);
   /// Drops the layers below `first` (they will not be read again: a pass that needs them throws).
@@ -44,15 +39,12 @@ class KvCache {
 
  private:
   friend class DecoderPass;
-  void store(int layer, const at::Tensor& keys_BgTd, const at::Tensor& values_BgTd,
-             const std::vector<int64_t>& new_lengths);
   void reserve(int layer, const at::Tensor& like_BgTd, int64_t slots);
   [[nodiscard]] int64_t slots_for(const KvCache& other) const;
   std::vector<at::Tensor> keys_, values_;
   std::vector<bool> incomplete_;
   std::vector<int64_t> prompt_lengths_;  // what length-dependent rotary forms were fixed by, a row
   std::vector<int64_t> lengths_;
-  std::vector<std::vector<int64_t>> positions_;
   int64_t capacity_;
   int n_layers_;
 };

@@ -3,6 +3,7 @@
 #include <emend/models/detail/hf_checkpoint.h>
 #include <emend/models/gguf/gguf_checkpoint.h>
 #include <emend/models/published_shapes.h>
+#include <emend/models/tokenizer/tokenizer.h>
 
 #include <algorithm>
 
@@ -57,7 +58,42 @@ fs::path find_snapshot(const fs::path& repository) {
   return found.size() == 1 ? found.front() : fs::path();
 }
 
+class WithTokenizer final : public Checkpoint {
+ public:
+  WithTokenizer(std::shared_ptr<const Checkpoint> inner, std::function<std::unique_ptr<Tokenizer>()> make)
+      : Checkpoint(inner->path(), inner->format(), inner->config(), inner->tensors()),
+        inner_(std::move(inner)),
+        make_(std::move(make)) {
+    spare_neurons_ = inner_->spare_neurons();
+  }
+  [[nodiscard]] at::Tensor read(const std::string& name) const override { return inner_->read(name); }
+  [[nodiscard]] std::unique_ptr<Tokenizer> load_tokenizer() const override { return make_(); }
+
+ private:
+  [[nodiscard]] std::string hash() const override { return inner_->fingerprint(); }
+
+  std::shared_ptr<const Checkpoint> inner_;
+  std::function<std::unique_ptr<Tokenizer>()> make_;
+};
+
 }  // namespace
+
+Checkpoint::Checkpoint(fs::path path, std::string format, nlohmann::json config, std::vector<TensorInfo> tensors)
+    : path_(std::move(path)), format_(std::move(format)), config_(std::move(config)), tensors_(std::move(tensors)) {}
+
+std::unique_ptr<Tokenizer> Checkpoint::load_tokenizer() const {
+  return nullptr;
+}
+
+const std::string& Checkpoint::fingerprint() const {
+  std::call_once(hashed_, [&] { hash_ = hash(); });
+  return hash_;
+}
+
+std::shared_ptr<const Checkpoint> with_tokenizer(std::shared_ptr<const Checkpoint> checkpoint,
+                                                 std::function<std::unique_ptr<Tokenizer>()> make) {
+  return std::make_shared<WithTokenizer>(std::move(checkpoint), std::move(make));
+}
 
 std::string hub_name(const fs::path& folder) {
   std::error_code error;

@@ -92,33 +92,20 @@ const c10::TypedOperatorHandle<Reorder>* onednn_order() {
   return found && onednn_linear() ? &*found : nullptr;
 }
 
-// The same with both orders of the weight: `backward` is that of its transpose.
-class PackedProduct : public torch::autograd::Function<PackedProduct> {
+// x·Wᵀ + b by `kProduct`, and its gradient of x, g·W, too: `weight_backward` is the transpose of `weight_forward`, or
+// that in an order of its own. The weight and the bias have no gradient.
+template <auto kProduct>
+class FrozenProduct : public torch::autograd::Function<FrozenProduct<kProduct>> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
                             const at::Tensor& weight_forward, const at::Tensor& weight_backward,
                             const std::optional<at::Tensor>& bias) {
     context->save_for_backward({weight_backward});
-    return onednn_product(x, weight_forward, bias);
+    return kProduct(x, weight_forward, bias);
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list gradients) {
-    return {onednn_product(gradients[0], context->get_saved_variables()[0], std::nullopt), {}, {}, {}};
-  }
-};
-
-// The gradient of x is g·W. The weight and the bias have none.
-class FrozenProduct : public torch::autograd::Function<FrozenProduct> {
- public:
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
-                            const std::optional<at::Tensor>& bias) {
-    context->save_for_backward({weight});
-    return without_gradient(x, weight, bias);
-  }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 torch::autograd::variable_list gradients) {
-    const at::Tensor weight = context->get_saved_variables()[0];
-    return {without_gradient(gradients[0], weight.t(), std::nullopt), {}, {}};
+    return {kProduct(gradients[0], context->get_saved_variables()[0], std::nullopt), {}, {}, {}};
   }
 };
 
@@ -151,7 +138,8 @@ at::Tensor product(const at::Tensor& x_NI, const at::Tensor& weight_OI, const at
   count(x_NI, weight_OI);
   const auto bias = bias_O.defined() ? std::optional(bias_O) : std::nullopt;
   if (!takes_another_way(x_NI, weight_OI, bias_O)) return at::linear(x_NI, weight_OI, bias);
-  if (devices::wants_gradient(x_NI)) return FrozenProduct::apply(x_NI, weight_OI, bias);
+  if (devices::wants_gradient(x_NI))
+    return FrozenProduct<without_gradient>::apply(x_NI, weight_OI, weight_OI.t(), bias);
   return without_gradient(x_NI, weight_OI, bias);
 }
 
@@ -180,7 +168,8 @@ at::Tensor PackedWeight::product(const at::Tensor& x_NI, const at::Tensor& bias_
     return models::product(x_NI, weight_OI_, bias_O);
   count(x_NI, weight_OI_);
   const auto bias = bias_O.defined() ? std::optional(bias_O) : std::nullopt;
-  if (gradient) return PackedProduct::apply(x_NI, ordered(forward_, false), ordered(backward_, true), bias);
+  if (gradient)
+    return FrozenProduct<onednn_product>::apply(x_NI, ordered(forward_, false), ordered(backward_, true), bias);
   return onednn_product(x_NI, ordered(forward_, false), bias);
 }
 

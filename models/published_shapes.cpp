@@ -61,9 +61,8 @@ constexpr std::array kShapes = {
 
 class RandomWeights final : public Checkpoint {
  public:
-  RandomWeights(nlohmann::json config, const std::string& name, uint64_t seed,
-                std::function<std::unique_ptr<Tokenizer>()> tokenizer)
-      : name_(name), config_(std::move(config)), seed_(seed), tokenizer_(std::move(tokenizer)) {
+  RandomWeights(nlohmann::json config, const std::string& name, uint64_t seed)
+      : Checkpoint(name, "random", std::move(config)), seed_(seed) {
     const ModelConfig parsed = parse_config(config_, name);
     norm_one_plus_ = parsed.norm_one_plus;
     for (const auto& expected : expected_tensors(family_named(parsed.family), parsed)) {
@@ -73,27 +72,16 @@ class RandomWeights final : public Checkpoint {
       info.shape = expected.shape;
       info.bytes = c10::elementSize(at::kFloat);
       for (const int64_t n : expected.shape) info.bytes *= static_cast<uint64_t>(n);
-      infos_.push_back(std::move(info));
+      tensors_.push_back(std::move(info));
       if (expected.bias) biases_.push_back(expected.name);
     }
   }
 
-  [[nodiscard]] const std::filesystem::path& path() const override { return name_; }
-  [[nodiscard]] std::string format() const override { return "random"; }
-  [[nodiscard]] const nlohmann::json& config() const override { return config_; }
-  [[nodiscard]] const std::vector<TensorInfo>& tensors() const override { return infos_; }
-  [[nodiscard]] std::unique_ptr<Tokenizer> load_tokenizer() const override {
-    return tokenizer_ ? tokenizer_() : nullptr;
-  }
-  [[nodiscard]] std::string fingerprint() const override {
-    return sha256_hex(name_.string() + config_.dump() + std::to_string(seed_));
-  }
-
   [[nodiscard]] at::Tensor read(const std::string& name) const override {
-    const auto info = std::ranges::find_if(infos_, [&](const auto& i) { return i.name == name; });
-    if (info == infos_.end())
+    const auto info = std::ranges::find(tensors_, name, &TensorInfo::name);
+    if (info == tensors_.end())
       throw Error(ErrorClass::kNotFound,
-                  {name_.string(), "no tensor \"" + name + "\"", "one of the checkpoint's tensors", ""});
+                  {path_.string(), "no tensor \"" + name + "\"", "one of the checkpoint's tensors", ""});
     if (std::ranges::find(biases_, name) != biases_.end()) return at::zeros(info->shape);
     if (info->shape.size() == 1) return norm_one_plus_ ? at::zeros(info->shape) : at::ones(info->shape);
     const uint64_t own = std::stoull(sha256_hex(name).substr(0, 15), nullptr, 16);
@@ -115,12 +103,12 @@ class RandomWeights final : public Checkpoint {
   }
 
  private:
-  std::filesystem::path name_;
-  nlohmann::json config_;
+  [[nodiscard]] std::string hash() const override {
+    return sha256_hex(path_.string() + config_.dump() + std::to_string(seed_));
+  }
+
   uint64_t seed_;
-  std::function<std::unique_ptr<Tokenizer>()> tokenizer_;
   bool norm_one_plus_ = false;
-  std::vector<TensorInfo> infos_;
   std::vector<std::string> biases_;
 };
 
@@ -157,9 +145,8 @@ nlohmann::json published_shape(const std::string& name, int64_t layers, int64_t 
                                       did_you_mean(name, published_shape_names())});
 }
 
-std::shared_ptr<const Checkpoint> random_weights(nlohmann::json config, const std::string& name, uint64_t seed,
-                                                 std::function<std::unique_ptr<Tokenizer>()> tokenizer) {
-  return std::make_shared<RandomWeights>(std::move(config), name, seed, std::move(tokenizer));
+std::shared_ptr<const Checkpoint> random_weights(nlohmann::json config, const std::string& name, uint64_t seed) {
+  return std::make_shared<RandomWeights>(std::move(config), name, seed);
 }
 
 std::shared_ptr<const Checkpoint> shape_checkpoint(const std::string& name) {
@@ -167,15 +154,14 @@ std::shared_ptr<const Checkpoint> shape_checkpoint(const std::string& name) {
   std::smatch parts;
   if (!name.starts_with("shape:")) return nullptr;
   if (!std::regex_match(name, parts, kForm)) refuse({name, "not the name of a shape", "shape:NAME/LAYERS@MODEL", ""});
-  std::function<std::unique_ptr<Tokenizer>()> tokenizer;
-  if (parts[3].matched)
-    tokenizer = [from = parts[3].str()] {
-      return std::filesystem::exists(from + "/config.json") || from.ends_with(".gguf")
-                 ? open_checkpoint(from)->load_tokenizer()
-                 : emend::models::load_tokenizer(from);
-    };
   const int64_t layers = parts[2].matched ? std::stoll(parts[2]) : 0;
-  return random_weights(published_shape(parts[1], layers), parts[1], 0, std::move(tokenizer));
+  auto weights = random_weights(published_shape(parts[1], layers), parts[1], 0);
+  if (!parts[3].matched) return weights;
+  return with_tokenizer(std::move(weights), [from = parts[3].str()] {
+    return std::filesystem::exists(from + "/config.json") || from.ends_with(".gguf")
+               ? open_checkpoint(from)->load_tokenizer()
+               : load_tokenizer(from);
+  });
 }
 
 }  // namespace emend::models

@@ -14,11 +14,9 @@ namespace emend::models {
 [[nodiscard]] nlohmann::json published_shape(const std::string& name, int64_t layers = 0, int64_t width = 0);
 
 /// A checkpoint of that configuration whose tensors are made when they are read and never held: matrices uniform with
-/// standard deviation 0.02, norm weights 1, biases 0. The same name, shape and seed give the same tensor. `tokenizer`
-/// makes its tokenizer; empty: it has none.
-[[nodiscard]] std::shared_ptr<const Checkpoint> random_weights(
-    nlohmann::json config, const std::string& name, uint64_t seed,
-    std::function<std::unique_ptr<Tokenizer>()> tokenizer = {});
+/// standard deviation 0.02, norm weights 1, biases 0. The same name, shape and seed give the same tensor.
+[[nodiscard]] std::shared_ptr<const Checkpoint> random_weights(nlohmann::json config, const std::string& name,
+                                                               uint64_t seed);
 
 /// "shape:gpt-j-6b", "shape:gpt-j-6b/2@MODEL": random weights (seed 0) of that size, here with 2 layers, and the
 /// tokenizer of another model; nothing if the name does not begin with "shape:". What open_checkpoint makes of such

@@ -19,34 +19,27 @@ ModelConfig config_of(const Checkpoint& checkpoint, const nlohmann::json& config
 class WiderCheckpoint final : public Checkpoint {
  public:
   WiderCheckpoint(std::shared_ptr<const Checkpoint> narrow, int64_t count)
-      : narrow_(std::move(narrow)),
-        count_(count),
-        spare_(*narrow_, count),
-        config_(spare_.widened(nlohmann::ordered_json(narrow_->config()))),
-        tensors_(narrow_->tensors()) {
+      : Checkpoint(narrow->path(), narrow->format(), {}, narrow->tensors()),
+        narrow_(std::move(narrow)),
+        spare_(*narrow_, count) {
+    config_ = spare_.widened(nlohmann::ordered_json(narrow_->config()));
     for (TensorInfo& info : tensors_) info.shape = spare_.shape(info);
+    spare_neurons_ = count;
   }
 
-  [[nodiscard]] const std::filesystem::path& path() const override { return narrow_->path(); }
-  [[nodiscard]] std::string format() const override { return narrow_->format(); }
-  [[nodiscard]] int64_t spare_neurons() const override { return count_; }
-  [[nodiscard]] const nlohmann::json& config() const override { return config_; }
-  [[nodiscard]] const std::vector<TensorInfo>& tensors() const override { return tensors_; }
   [[nodiscard]] at::Tensor read(const std::string& name) const override {
     return spare_.widened(name, narrow_->read(name));
   }
   [[nodiscard]] std::unique_ptr<Tokenizer> load_tokenizer() const override { return narrow_->load_tokenizer(); }
-  [[nodiscard]] std::string fingerprint() const override {
+
+ private:
+  [[nodiscard]] std::string hash() const override {
     auto names = mapped(tensors_, &TensorInfo::name);
     return detail::hash_tensors(std::move(names), [&](const std::string& name) { return read(name); }).hex();
   }
 
- private:
   std::shared_ptr<const Checkpoint> narrow_;
-  int64_t count_;
   SpareNeurons spare_;
-  nlohmann::json config_;
-  std::vector<TensorInfo> tensors_;
 };
 
 }  // namespace

@@ -30,8 +30,7 @@ at::Tensor like(const at::Tensor& value, const at::Tensor& x) {
   return devices::route_like(value, x, Purpose::kHidden, devices::Dtype::kMatch);
 }
 
-}  // namespace
-
+// From a site's packed tensor to the layout of Trace, and back.
 at::Tensor by_rows(const at::Tensor& packed, const TokenBatch& batch, Site site) {
   const at::Tensor x = batch.unpack(packed);
   return has_slots(site) ? x.transpose(1, 2) : x;
@@ -40,6 +39,8 @@ at::Tensor by_rows(const at::Tensor& packed, const TokenBatch& batch, Site site)
 at::Tensor packed_again(const at::Tensor& by_rows, const TokenBatch& batch, Site site) {
   return batch.pack(has_slots(site) ? by_rows.transpose(1, 2) : by_rows);
 }
+
+}  // namespace
 
 const at::Tensor& Trace::operator[](const SiteRef& site) const {
   const auto found = captures.find(site);
@@ -113,10 +114,7 @@ Patch Patch::set(SiteRef site, at::Tensor value) {
 }
 
 Patch Patch::add(SiteRef site, at::Tensor value) {
-  const Patch fits = set(site, std::move(value));
-  return {site, Value([fits](const at::Tensor& x, const TokenBatch& batch, const Patch& self) {
-            return x + fits.value_(x, batch, self);
-          })};
+  return set(site, std::move(value)).added();
 }
 
 Patch Patch::swap(SiteRef site, const Trace& from) {
@@ -143,6 +141,14 @@ Patch Patch::swap(SiteRef site, const Trace& from) {
                           "scores and patterns need as many keys");
             return x.index_copy(0, devices::index_on(here, x), like(rows, x));
           })};
+}
+
+Patch Patch::added() const {
+  Patch patch = *this;
+  patch.value_ = [value = value_](const at::Tensor& x, const TokenBatch& batch, const Patch& self) {
+    return x + value(x, batch, self);
+  };
+  return patch;
 }
 
 Patch Patch::tokens(std::vector<int64_t> positions) const {

@@ -72,6 +72,8 @@ class Patch {
   /// holds as many rows, or one for all; without tokens() rows must be of the same length.
   [[nodiscard]] static Patch swap(hooks::SiteRef site, const Trace& from);
 
+  /// The same, added to what is there.
+  [[nodiscard]] Patch added() const;
   /// Only at these tokens of each row; negative ones count from its end.
   [[nodiscard]] Patch tokens(std::vector<int64_t> positions) const;
   /// Only these heads (of keys and values: key-value heads; of kRouter and kExpertOut: experts).
@@ -90,9 +92,5 @@ class Patch {
   Value value_;
   std::optional<std::vector<int64_t>> tokens_, heads_;
 };
-
-/// From a site's packed tensor to the layout of Trace, and back.
-[[nodiscard]] at::Tensor by_rows(const at::Tensor& packed, const TokenBatch& batch, hooks::Site site);
-[[nodiscard]] at::Tensor packed_again(const at::Tensor& by_rows, const TokenBatch& batch, hooks::Site site);
 
 }  // namespace emend::models

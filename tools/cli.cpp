@@ -13,7 +13,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <charconv>
 #include <cstdlib>
 #include <iostream>
 
@@ -69,58 +68,26 @@ std::string fault_of_word(const Option& option, const std::string& word) {
   return "";
 }
 
-CLI::Option* add_slot(CLI::App& app, const Option& option, std::string* slot) {
-  return app.add_option_function<std::string>(
-      option.names, [&option, slot](const std::string& word) { *slot = items(option, word).at(0); });
-}
-
-// As fault_of_word reads it, which was asked before: "010" is ten.
-template <class Number>
-void read_number(std::string_view word, Number& number) {
-  if (word.starts_with('+')) word.remove_prefix(1);
-  std::from_chars(word.data(), word.data() + word.size(), number);
-}
-
-template <class Number, class = std::enable_if_t<std::is_arithmetic_v<Number> && !std::is_same_v<Number, bool>>>
-CLI::Option* add_slot(CLI::App& app, const Option& option, Number* slot) {
-  return app.add_option_function<std::string>(option.names,
-                                              [slot](const std::string& word) { read_number(word, *slot); });
-}
-
-template <class Value>
-CLI::Option* add_slot(CLI::App& app, const Option& option, std::vector<Value>* slot) {
-  const auto take = [&option, slot](const std::vector<std::string>& words) {
-    slot->clear();
-    for (const auto& word : words)
-      for (const auto& item : items(option, word))
-        if constexpr (std::is_arithmetic_v<Value>)
-          read_number(item, slot->emplace_back());
-        else
-          slot->push_back(item);
-  };
-  return app.add_option_function<std::vector<std::string>>(option.names, take);
+bool repeats(const Option& option) {
+  return std::visit(
+      [](const auto& slot) {
+        return requires {
+          slot->emplace_back();
+        };
+      },
+      option.value);
 }
 
 CLI::Option* add_option(CLI::App& app, const Option& option) {
   if (const auto* flag = std::get_if<bool*>(&option.value)) return app.add_flag(option.names, **flag);
-  const auto* count = std::get_if<CountOrAuto>(&option.value);
-  if (!count)
-    return std::visit(
-        [&](const auto& slot) -> CLI::Option* {
-          if constexpr (requires { add_slot(app, option, slot); })
-            return add_slot(app, option, slot);
-          else if constexpr (requires { app.add_option("", *slot); })
-            return app.add_option(option.names, *slot);
-          else
-            return nullptr;
-        },
-        option.value);
-  const auto parse = [count = *count, name = option.names](const std::string& text) {
-    if (text != "auto" && (text.empty() || text.size() > 15 || text.find_first_not_of("0123456789") != text.npos))
-      throw CLI::ValidationError(name, "\"" + text + "\"; expected a number of " + count.unit + " from 0 on, or auto");
-    *count.value = text == "auto" ? count.automatic : std::stoll(text);
+  const auto take = [&option](const std::vector<std::string>& words) {
+    std::vector<std::string> values;
+    for (const auto& word : words)
+      for (auto& item : items(option, word)) values.push_back(std::move(item));
+    assign(option, values);
   };
-  return app.add_option_function<std::string>(option.names, parse);
+  if (repeats(option)) return app.add_option_function<std::vector<std::string>>(option.names, take);
+  return app.add_option_function<std::string>(option.names, [take](const std::string& word) { take({word}); });
 }
 
 // The only place that knows how the parser is told.
@@ -153,16 +120,6 @@ std::string at_odds(const CLI::App& app, const Options& options) {
     return name + ": goes with " + join(option.only, " or ") + ", not with " + action + "; leave it out";
   }
   return "";
-}
-
-bool repeats(const Option& option) {
-  return std::visit(
-      [](const auto& slot) {
-        return requires {
-          slot->emplace_back();
-        };
-      },
-      option.value);
 }
 
 // In our words, where the parser's are about its own counting.

@@ -138,8 +138,9 @@ class FullCheck {
       plan.tied_copy = parsed.tied_head && plan.head != plan.embedding;
       return plan;
     };
-    return models::load_model(
-        models::random_weights(config, "tiny", 1, [] { return std::make_unique<ByteTokenizer>(); }), load);
+    return models::load_model(models::with_tokenizer(models::random_weights(config, "tiny", 1),
+                                                     [] { return std::make_unique<ByteTokenizer>(); }),
+                              load);
   }
 
   [[nodiscard]] Changes edit(const Method& method, const std::vector<c10::Device>& where, at::ScalarType dtype,

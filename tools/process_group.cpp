@@ -17,34 +17,19 @@ std::shared_ptr<LogSink> ranked_errors(int rank, int size) {
   });
 }
 
-// What belongs to the group goes with it: the log of errors that end the process stays.
-class Membership {
- public:
-  Membership(Common& common, devices::Collectives& group) : common_(common) {
-    common.group = &group;
-    common.sharing = devices::WorkSharing(group);
-    if (group.rank() == 0) return;
-    common.progress = {};
-    common.log = Log({ranked_errors(group.rank(), group.size())});
-  }
-  ~Membership() {
-    common_.group = nullptr;
-    common_.sharing = {};
-  }
-  Membership(const Membership&) = delete;
-  Membership& operator=(const Membership&) = delete;
-
- private:
-  Common& common_;
-};
-
 }  // namespace
 
 int run_together(Common& common, const std::function<int()>& work) {
   const auto environment = devices::read_process_environment();
   if (environment.size == 1) return work();
   const auto group = devices::join_processes(environment, {}, environment.rank == 0 ? common.log : Log());
-  const Membership membership(common, *group);
+  common.sharing = devices::WorkSharing(*group);
+  // It goes with the group; the log of errors that end the process stays.
+  const std::shared_ptr<void> leave(nullptr, [&](void*) { common.sharing = {}; });
+  if (group->rank() > 0) {
+    common.progress = {};
+    common.log = Log({ranked_errors(group->rank(), group->size())});
+  }
   common.log.event(LogLevel::kInfo, "processes",
                    std::to_string(environment.size) + " processes share the work (" + environment.source + ")",
                    {{"processes", environment.size}, {"launcher", environment.source}});

@@ -25,16 +25,6 @@
 
 namespace emend::workflow {
 
-static void to_json(nlohmann::json& out, const EfficacyStep& step) {
-  out = {{"edits", step.edits}, {"efficacy_success", nullptr}};
-  if (step.efficacy_success) out["efficacy_success"] = *step.efficacy_success;
-}
-
-static void from_json(const nlohmann::json& in, EfficacyStep& step) {
-  in.at("edits").get_to(step.edits);
-  if (const auto& share = in.at("efficacy_success"); !share.is_null()) step.efficacy_success = share.get<double>();
-}
-
 namespace {
 
 std::string fixed(double value, int digits) {
@@ -270,14 +260,13 @@ nlohmann::json batch_document(const Batch& batch) {
           {"closing", batch.outcomes.empty()}};
 }
 
-Batch read_batch_document(const nlohmann::json& document, std::vector<bool>& low_rank) {
+Batch read_batch_document(const nlohmann::json& document) {
   Batch batch;
   for (const auto& entry : document.at("deltas")) {
     auto& delta = batch.deltas.emplace_back();
     entry.at("weight").get_to(delta.weight);
     entry.at("layer").get_to(delta.layer);
     delta.orientation = entry.at("in_out").get<bool>() ? models::Orientation::kInOut : models::Orientation::kOutIn;
-    low_rank.push_back(entry.at("low_rank").get<bool>());
   }
   for (const auto& outcome : document.at("outcomes")) batch.outcomes.push_back(editors::outcome_from_json(outcome));
   for (const auto& figures : document.at("layers")) batch.layers.push_back(editors::figures_from_json(figures));
@@ -292,14 +281,11 @@ Batch read_batch_document(const nlohmann::json& document, std::vector<bool>& low
 }
 
 nlohmann::json measured_document(const Measured& measured) {
-  return {{"efficacy_by_edits", measured.efficacy},
-          {"retention", measured.retention.to_json()},
-          {"lifelong", measured.lifelong}};
+  return {{"retention", measured.retention.to_json()}, {"lifelong", measured.lifelong}};
 }
 
 Measured read_measured_document(const nlohmann::json& document) {
   Measured measured;
-  document.at("efficacy_by_edits").get_to(measured.efficacy);
   document.at("lifelong").get_to(measured.lifelong);
   measured.retention = evaluation::RetentionMatrix::from_json(document.at("retention"));
   return measured;
@@ -376,8 +362,12 @@ std::vector<nlohmann::json> case_documents(const RunRecord& record, const datase
 
 nlohmann::json report_extras(const RunRecord& record, const datasets::FactSet& facts, const models::Model& model) {
   nlohmann::json extras = {{"directory", record.out},
-                           {"versions", {{"libtorch", TORCH_VERSION}, {"compiler", __VERSION__}}},
-                           {"efficacy_by_edits", record.measured.efficacy}};
+                           {"versions", {{"libtorch", TORCH_VERSION}, {"compiler", __VERSION__}}}};
+  const auto retention = record.measured.retention.to_json();
+  auto& by_edits = extras["efficacy_by_edits"] = nlohmann::json::array();
+  for (size_t s = 0; s < retention["edits_applied"].size(); ++s)
+    by_edits.push_back(
+        {{"edits", retention["edits_applied"][s]}, {"efficacy_success", retention["edited_success"][s]}});
   extras["command"] = command_text(record.command_line);
   extras["started"] = record.started;
   auto& continuations = extras["continuations"] = nlohmann::json::array();
@@ -409,7 +399,7 @@ nlohmann::json report_extras(const RunRecord& record, const datasets::FactSet& f
                          {"edited_layers", edited}};
   extras["memory"] = memory_figures(model);
   extras["machine"] = machine_figures();
-  if (!record.measured.retention.empty()) extras["retention"] = record.measured.retention.to_json();
+  if (!record.measured.retention.empty()) extras["retention"] = retention;
   return extras;
 }
 

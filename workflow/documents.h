@@ -28,8 +28,8 @@ namespace emend::workflow {
 
 /// Everything of a batch but its tensors; a delta says where it belongs.
 [[nodiscard]] nlohmann::json batch_document(const Batch& batch);
-/// The batch without tensors: `low_rank` says of each delta whether it has factors. Throws nlohmann::json::exception.
-[[nodiscard]] Batch read_batch_document(const nlohmann::json& document, std::vector<bool>& low_rank);
+/// The batch without tensors. Throws nlohmann::json::exception.
+[[nodiscard]] Batch read_batch_document(const nlohmann::json& document);
 [[nodiscard]] nlohmann::json measured_document(const Measured& measured);
 /// Throws nlohmann::json::exception, Error(kCorruption).
 [[nodiscard]] Measured read_measured_document(const nlohmann::json& document);

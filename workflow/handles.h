@@ -9,9 +9,6 @@
 #include <string>
 #include <vector>
 
-namespace emend::devices {
-class Collectives;
-}
 namespace emend::editors {
 class StatisticsProvider;
 }
@@ -25,8 +22,7 @@ struct Handles {
   ProgressFn progress = {};
   /// Second moments of the caller's own, used instead of those that the options describe; must outlive the run.
   editors::StatisticsProvider* statistics = nullptr;
-  devices::Collectives* group = nullptr;       ///< of several processes that work together, or null
-  devices::WorkSharing sharing = {};           ///< among them
+  devices::WorkSharing sharing = {};           ///< among several processes that work together
   std::vector<std::string> command_line = {};  ///< for the report
 };
 

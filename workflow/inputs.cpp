@@ -143,8 +143,7 @@ static void warn_of_long(const datasets::FactSet& facts, const models::Model& mo
 
 datasets::FactSet check_request(datasets::FactSet facts, const models::Model& model, const RunOptions& options,
                                 const Handles& lent, std::vector<datasets::Finding>& findings) {
-  findings =
-      datasets::lint_facts(facts, {[&](const datasets::FactSet& set) { return already_known(set, model, lent); }});
+  findings = datasets::lint_facts(facts, already_known(facts, model, lent));
   const bool alone = options.batch_size == 0 && (options.single() || !chosen_editor(options).batch);
   log_findings(findings, !alone && options.batch_size != 1, lent);
   warn_of_long(facts, model, lent.log);
@@ -313,7 +312,7 @@ std::unique_ptr<editors::StatisticsProvider> statistics_provider(const RunOption
   statistics.log = lent.log;
   std::optional<editors::StatisticsText> text;
   if (!options.corpus.empty()) text = editors::StatisticsText::from_file(options.corpus);
-  return std::make_unique<editors::CorpusStatistics>(std::move(text), std::move(statistics), lent.group);
+  return std::make_unique<editors::CorpusStatistics>(std::move(text), std::move(statistics), lent.sharing.group());
 }
 
 std::string short_model_name(const models::Checkpoint& checkpoint) {

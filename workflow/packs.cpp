@@ -51,18 +51,21 @@ std::vector<editors::NamedPack> Packs::load(const models::Checkpoint& checkpoint
   return accepted;
 }
 
+// Its weights are in the model as long as what is returned lives, and for good once that is committed.
+static std::unique_ptr<editors::EditTransaction> put(models::Model& model, editors::RuntimeScope& runtime,
+                                                     const editors::EditPack& pack, const std::string& name,
+                                                     bool judged = false) {
+  auto transaction = editors::apply_pack(model, pack, {.force = judged, .runtime_apart = true});
+  for (const auto& part : pack.runtime) runtime.add(part, model, name);
+  return transaction;
+}
+
 void Packs::add(models::Model& model, const std::vector<editors::NamedPack>& packs) {
-  for (const auto& [name, pack] : packs) put(model, pack, name, true);
+  for (const auto& [name, pack] : packs) put(model, runtime_, pack, name, true)->commit();
 }
 
 void Packs::add(models::Model& model, const editors::EditPack& pack, const std::string& name) {
-  put(model, pack, name, false);
-}
-
-void Packs::put(models::Model& model, const editors::EditPack& pack, const std::string& name, bool judged) {
-  const auto transaction = editors::apply_pack(model, pack, {.force = judged, .runtime_apart = true});
-  for (const auto& part : pack.runtime) runtime_.add(part, model, name);
-  transaction->commit();
+  put(model, runtime_, pack, name)->commit();
 }
 
 PackScope::~PackScope() {
@@ -71,8 +74,7 @@ PackScope::~PackScope() {
 }
 
 void PackScope::add(const editors::EditPack& pack, const std::string& name) {
-  applied_.push_back(editors::apply_pack(model_, pack, {.runtime_apart = true}));
-  for (const auto& part : pack.runtime) runtime_.add(part, model_, name);
+  applied_.push_back(put(model_, runtime_, pack, name));
 }
 
 }  // namespace emend::workflow

@@ -40,8 +40,6 @@ class Packs {
   [[nodiscard]] const editors::RuntimeScope& runtime() const noexcept { return runtime_; }
 
  private:
-  void put(models::Model& model, const editors::EditPack& pack, const std::string& name, bool judged);
-
   editors::RuntimeScope runtime_;
 };
 

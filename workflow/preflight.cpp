@@ -1,5 +1,4 @@
 #include <emend/core/error.h>
-#include <emend/core/safetensors.h>
 #include <emend/core/setting.h>
 #include <emend/core/text.h>
 #include <emend/devices/memory_model.h>
@@ -17,8 +16,6 @@
 #include <emend/workflow/preflight.h>
 
 #include <algorithm>
-#include <chrono>
-#include <cmath>
 #include <functional>
 #include <map>
 #include <numeric>
@@ -238,17 +235,6 @@ class Preflight {
                              phases, [&](const auto& phase) { return phase.may_be_cached || shortage(phase).empty(); });
   }
 
-  /// The most that any phase takes, by device.
-  [[nodiscard]] nlohmann::ordered_json peaks(const std::vector<EditPhase>& phases) const {
-    nlohmann::ordered_json most = nlohmann::ordered_json::object();
-    for (const auto& phase : phases)
-      for (const auto& [device, needed] : figures_of(phase)) {
-        auto& bytes = most[devices::to_string(device)];
-        bytes = std::max(bytes.is_null() ? 0 : bytes.get<int64_t>(), needed.total());
-      }
-    return most;
-  }
-
   /// Limits under which all phases fit on this placement, with room for what a plan does not count: intermediate
   /// results of sums into the weights, allocators. "sim:0=3MiB,sim:1=5MiB".
   [[nodiscard]] std::string limits(const std::vector<EditPhase>& phases) const {
@@ -358,59 +344,7 @@ std::vector<EditPhase> edit_phases(const RunOptions& options, const nlohmann::js
   return phases;
 }
 
-// Seconds that the model takes for a token of a forward pass here and now.
-double seconds_per_token(const models::Model& model, const datasets::FactSet& facts) {
-  constexpr size_t kTimed = 32;
-  datasets::FactSet some;
-  some.facts.assign(facts.facts.begin(), facts.facts.begin() + std::min(kTimed, facts.facts.size()));
-  const auto started = std::chrono::steady_clock::now();
-  (void)evaluation::evaluate_efficacy(model, some.facts);
-  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - started;
-  return took.count() / static_cast<double>(std::max<int64_t>(1, count_tokens(model.tokenizer(), some).sum));
-}
-
 }  // namespace
-
-nlohmann::ordered_json estimate_work(const RunOptions& options, const models::Model& model,
-                                     const nlohmann::json& hparams, const datasets::FactSet& facts) {
-  constexpr double kBackward = 3;   // passes of a step: forward, and twice as much back
-  constexpr double kDecoded = 4;    // what a written token costs beside one that is read
-  constexpr double kWritten = 150;  // tokens a fact that the family "free" writes in each style
-  const auto& config = model.config();
-  const auto& editor = editors::find_editor(options.editor);
-  const FactTokens count = count_tokens(model.tokenizer(), facts);
-  const double token = seconds_per_token(model, facts), n = static_cast<double>(facts.facts.size());
-  const auto [rows, before] = contexts_of(hparams);
-  const auto layers = layers_of(hparams);
-  nlohmann::ordered_json seconds;
-  if (!layers.empty() && editor.solves()) {
-    const double above = 1 - static_cast<double>(layers.back()) / static_cast<double>(config.n_layers);
-    seconds["targets"] =
-        n * hparams.value("v_num_grad_steps", 0) * static_cast<double>(rows * count.suffix) * kBackward * above * token;
-    if (hparams.value("mom2_adjustment", true) && options.stats_import.empty())
-      seconds["statistics"] =
-          static_cast<double>(options.stats_tokens > 0 ? options.stats_tokens : 10 * config.mlp_width) *
-          (options.corpus.empty() ? kDecoded : 1) * token;
-  } else if (editor.trains) {
-    seconds["training"] = hparams.value("num_steps", 0) * static_cast<double>(count.sum) * kBackward * token;
-  }
-  const auto names = metric_names(options.metrics, facts, options.single());
-  const bool writes = std::ranges::find(names, "free") != names.end();
-  const double styles = options.metrics.free_style == "both" ? 2 : 1;
-  if (!names.empty())
-    seconds["evaluate"] = 2 * token *
-                          (static_cast<double>(count.prompts * count.sum) / std::max(1.0, n) +
-                           (writes ? n * kWritten * styles * kDecoded : 0));
-  for (auto& [phase, value] : seconds.items()) value = std::round(10 * value.get<double>()) / 10;
-  RunOptions placed = options;
-  placed.model.dtype = dtype_name(model.dtype());
-  return {{"note",
-           "rough. seconds: from what a few facts took just now, statistics only where none are cached; peak_bytes: "
-           "weights and tensors as planned, without what the process takes beside them"},
-          {"seconds", seconds},
-          {"peak_bytes", Preflight(placed, config, Log())
-                             .peaks(edit_phases(options, hparams, editor, config, model.tokenizer(), facts))}};
-}
 
 void require_room(const RunOptions& options, const models::Checkpoint& checkpoint, const datasets::FactSet& facts,
                   const Handles& lent) {

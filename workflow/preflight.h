@@ -58,9 +58,4 @@ void require_statistics(const RunOptions& options, const models::Checkpoint& che
 void require_room(const RunOptions& options, const models::Checkpoint& checkpoint, const datasets::FactSet& facts,
                   const Handles& lent);
 
-/// Roughly what a run will take, for people who choose: {"note", "seconds": {"statistics", "targets" or "training",
-/// "evaluate"}, "peak_bytes": {device: …}}. Asks the model about a few facts, to time it.
-[[nodiscard]] nlohmann::ordered_json estimate_work(const RunOptions& options, const models::Model& model,
-                                                   const nlohmann::json& hparams, const datasets::FactSet& facts);
-
 }  // namespace emend::workflow

@@ -26,26 +26,17 @@ struct SessionState {
   std::vector<evaluation::GuardReading> readings = {};  ///< of the collapse guard, one a batch that it looked at
 };
 
-/// Share of the facts edited so far that the model answers as asked, in percent (evaluation::success_share).
-struct EfficacyStep {
-  int64_t edits = 0;
-  std::optional<double> efficacy_success;
-};
-
 /// What was measured between batches.
 struct Measured {
-  std::vector<EfficacyStep> efficacy;
   evaluation::RetentionMatrix retention;
   /// Drops what was measured after more than so many edits.
   void cut(int64_t edits) {
-    std::erase_if(efficacy, [&](const auto& step) { return step.edits > edits; });
     std::erase_if(lifelong, [&](const auto& entry) { return entry.at("edits").template get<int64_t>() > edits; });
     retention.cut(edits);
   }
   /// Edits at the last measurement; 0 without one.
   [[nodiscard]] int64_t edits() const {
-    return std::max(efficacy.empty() ? 0 : efficacy.back().edits,
-                    lifelong.empty() ? 0 : lifelong.back().at("edits").get<int64_t>());
+    return std::max(retention.edits(), lifelong.empty() ? 0 : lifelong.back().at("edits").get<int64_t>());
   }
   std::vector<nlohmann::json> lifelong;  ///< entries as measure_sequence makes them, with seconds and bytes
 };

@@ -159,8 +159,7 @@ nlohmann::ordered_json Run::plan() const {
           {"batch_size", batch},
           {"statistics_layers", session_->editor().statistics_layers()},
           {"metrics", record_.metrics},
-          {"device_map", model_->placement().to_json(models::device_module_names(model_->family(), model_->config()))},
-          {"estimate", estimate_work(options_, *model_, record_.hparams, facts_)}};
+          {"device_map", model_->placement().to_json(models::device_module_names(model_->family(), model_->config()))}};
 }
 
 nlohmann::ordered_json Run::results() const {
@@ -352,8 +351,9 @@ void Run::compare_updates(const Batch& batch) const {
                       "process's are kept");
 }
 
+// The last state is measured once the editor has corrected what it wants to (edit_all).
 void Run::evaluate_between(size_t edits) {
-  if (due(edits)) evaluate_state(edits);
+  if (edits < facts_.facts.size() && scheduled(edits)) evaluate_state(edits);
 }
 
 // The state after some of the facts, for retention; the state after all of them is evaluated in full by evaluate_after.
@@ -364,18 +364,10 @@ void Run::evaluate_state(size_t edits) {
       evaluation::evaluate_efficacy(*model_, session_->asked(facts_).facts,
                                     {.progress = lent_.progress, .cancel = lent_.cancel, .sharing = lent_.sharing});
   record_.measured.retention.add(static_cast<int64_t>(edits), efficacy);
-  const auto share = evaluation::success_share(std::span(efficacy).first(edits), evaluation::any_compared(efficacy));
-  record_.measured.efficacy.push_back(
-      {static_cast<int64_t>(edits), share ? std::optional(100 * share->value) : std::nullopt});
   checkpoint_->save_measured(record_.measured);
 }
 
-// Whether the batch that ends with this fact is to be measured now. The last state is measured once the editor has
-// corrected what it wants to (edit_all).
-bool Run::due(size_t edits) const {
-  return edits < facts_.facts.size() && scheduled(edits);
-}
-
+// Whether the batch that ends with this fact is to be measured.
 bool Run::scheduled(size_t edits) const {
   const size_t n = facts_.facts.size(), before = edits == 0 ? 0 : (edits - 1) / batch_size() * batch_size();
   return schedule_.due(static_cast<int64_t>(before), static_cast<int64_t>(edits), static_cast<int64_t>(n),

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <emend/evaluation/free_text.h>
+#include <emend/evaluation/metric.h>
 #include <emend/models/checkpoint.h>
 #include <emend/workflow/checkpoint.h>
 #include <emend/workflow/handles.h>
@@ -72,7 +73,6 @@ class Run {
   void judge_alone(size_t begin, size_t end);
   void evaluate_between(size_t edits);
   void evaluate_state(size_t edits);
-  [[nodiscard]] bool due(size_t edits) const;
   [[nodiscard]] bool scheduled(size_t edits) const;
   void measure(size_t edits);
   [[nodiscard]] size_t in_force() const;
@@ -96,9 +96,9 @@ class Run {
   models::Model* model_ = nullptr;
   std::unique_ptr<Session> session_;
   std::optional<RunCheckpoint> checkpoint_;
-  at::Tensor neutral_PV_;                    ///< of the lifelong protocol: measure_sequence compares with it
-  std::vector<evaluation::Answer> answers_;  ///< one a fact
-  std::optional<evaluation::SeparateEvaluation> alone_;  ///< of the single protocol
+  at::Tensor neutral_PV_;                     ///< of the lifelong protocol: measure_sequence compares with it
+  std::vector<evaluation::Answer> answers_;   ///< one a fact
+  std::optional<evaluation::Judging> alone_;  ///< of the single protocol
   RunRecord record_;
   double least_said_ = 0;  ///< of the facts, in percent
   double began_ = 0;

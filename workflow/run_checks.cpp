@@ -86,7 +86,7 @@ nlohmann::json Run::settings() const {
 // The single protocol leaves no edits behind, so there is nothing to save and nothing to retain.
 static void check_protocol(const RunOptions& options, const std::vector<std::string>& metrics) {
   if (!options.single()) return;
-  evaluation::SeparateEvaluation::check(metrics);
+  evaluation::Judging::require_separate(metrics);
   for (const auto& format : save_formats())
     if (format.name != "pack" && options.saves(format.name))
       refuse({setting("save", format.name), "not with " + setting("protocol", "single"), "none",

@@ -186,11 +186,11 @@ Batch read_batch(const std::filesystem::path& path, const std::string& run, size
   if (document.value(kIndex, index) != index)
     throw Error(ErrorClass::kCorruption,
                 {path.string(), "batch " + document[kIndex].dump(), "batch " + std::to_string(index), ""});
-  std::vector<bool> low_rank;
-  Batch batch = read_batch_document(document, low_rank);
+  Batch batch = read_batch_document(document);
   for (size_t i = 0; i < batch.deltas.size(); ++i)
     for (const auto& [name, part] : kParts)
-      if (has_part(low_rank[i], part)) batch.deltas[i].*part = tensors.at(std::to_string(i) + name);
+      if (has_part(document["deltas"][i].at("low_rank"), part))
+        batch.deltas[i].*part = tensors.at(std::to_string(i) + name);
   return batch;
 }
 

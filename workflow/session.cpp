@@ -346,9 +346,4 @@ editors::EditPack Session::pack() {
   return pack;
 }
 
-void Session::save_pack(const std::filesystem::path& path) {
-  models::require_apart(path, model_.checkpoint().path());
-  write_pack(path, pack(), lent_.log);
-}
-
 }  // namespace emend::workflow

@@ -83,8 +83,8 @@ class Session {
   [[nodiscard]] std::vector<editors::WeightDelta> deltas() const;
   /// The same as a pack, which no party (Changes) puts on top of it.
   [[nodiscard]] editors::EditPack pack();
-  /// Throws Error(kIo), and as save() for a place that the model is read from.
-  void save_pack(const std::filesystem::path& path);
+  /// save() as a pack.
+  void save_pack(const std::filesystem::path& path) { save("pack", path); }
   /// The facts as they are to be asked now: editors that speak through the prompt (IKE) stand in front of it.
   [[nodiscard]] datasets::FactSet asked(datasets::FactSet facts) const {
     return evaluation::asked(std::move(facts), front());

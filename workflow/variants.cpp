@@ -248,9 +248,9 @@ void run_one(const Variant& variant, const Comparison& comparison, Handles lent)
     if (error.error_class() == ErrorClass::kIo || refused) throw;
     failed(error);
   } catch (const c10::Error& error) {  // above all memory that the others may not need
-    failed({ErrorClass::kDevice, error.what_without_backtrace()});
+    failed({ErrorClass::kDevice, {"", error.what_without_backtrace(), "", ""}});
   } catch (const std::bad_alloc&) {
-    failed({ErrorClass::kDevice, "the machine has no memory left"});
+    failed({ErrorClass::kDevice, {"", "the machine has no memory left", "", ""}});
   }
 }
 

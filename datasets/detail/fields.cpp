@@ -172,10 +172,7 @@ std::string slot_prompt(const std::string& prompt, const std::string& subject, c
     fields.fail(key, shown + " with " + std::to_string(slots) + " places for the subject", "exactly one {}",
                 "write the subject out where it is not to be looked up");
   const size_t found = count_of(prompt, subject);
-  if (found == 1) {
-    std::string result = prompt;
-    return result.replace(result.find(subject), subject.size(), "{}");
-  }
+  if (found == 1) return with_slot(prompt, subject);
   if (found == 0) {
     const bool other_form = count_of(folded(prompt), folded(subject)) == 1;
     fields.fail(key, shown + ", which holds neither {} nor the subject \"" + shorten(subject, 40) + "\"",

@@ -18,24 +18,15 @@
 
 namespace emend::editors::detail {
 
-/// What one row of a problem reads.
-struct ActiveReading {
-  size_t number = 0;  ///< the row's number in its problem
-  bool sampled_context = false;
-  double weight = 0;                                ///< of its mean nll in its fact
-  std::vector<std::pair<int64_t, int64_t>> labels;  ///< (token of the suffix, id)
-  std::vector<double> floors;                       ///< as TargetRow's
-};
-
-/// One row that is run, from its looked-up token on: for every row of the problem that it begins with.
+/// One row that is run, from its looked-up token on: for every row of the problem that it begins with. Those have the
+/// same looked-up token, with as many tokens before it (all cached), and further tokens that δ is added to.
 struct ActiveRow {
   size_t slot = 0;
   bool kl = false;
-  std::vector<int64_t> suffix;          ///< ids from the looked-up token on; KL rows: that token alone
-  int64_t lookup = 0;                   ///< tokens before it (all cached)
-  std::vector<ActiveReading> readings;  ///< none of a KL row
-  std::vector<std::pair<int64_t, std::vector<at::Tensor>>> held;  ///< (token of the suffix, vectors)
-  std::vector<int64_t> also;                                      ///< further tokens of the suffix that δ is added to
+  const TargetRow* source = nullptr;  ///< the first of them
+  std::vector<int64_t> suffix = {};   ///< ids from its looked-up token on; KL rows: that alone
+  std::vector<std::pair<size_t, const TargetRow*>> readings = {};  ///< all of them with their numbers; none of a KL row
+  std::vector<std::pair<int64_t, const HeldVector*>> held = {};    ///< with its token of the suffix
 };
 
 /// Where things are in the packed batch; rebuilt whenever rows leave or enter. Index tensors live where they are used.
@@ -65,9 +56,9 @@ struct ActiveIndex {
 
 class ActiveSet {
  public:
-  /// Runs the rows of these problems up to the edited place, and their prefixes through the layers above.
-  /// `upper` runs the layers from first_layer_of(spec) on, and those below if it has them: the model itself, or a
-  /// compute copy of it. t0 always comes from the model.
+  /// Runs the rows of these problems, which must outlive the set, up to the edited place, and their prefixes through
+  /// the layers above. `upper` runs the layers from first_layer_of(spec) on, and those below if it has them: the model
+  /// itself, or a compute copy of it. t0 always comes from the model.
   ActiveSet(const models::Model& model, const models::Model& upper, const TargetSpec& spec,
             std::span<const TargetProblem> problems, std::vector<size_t> members);
 
@@ -101,12 +92,14 @@ class ActiveSet {
     std::vector<std::pair<int64_t, const HeldVector*>> held;
     std::vector<int64_t> plain;
   };
+  [[nodiscard]] Changes changes_in(std::span<const TargetProblem> problems,
+                                   const std::vector<std::vector<int64_t>>& ids) const;
   [[nodiscard]] at::Tensor observe(size_t site, const at::Tensor& x, const Changes& changes, bool take_initial);
   void read_initial(std::span<const TargetProblem> problems, const std::vector<std::vector<int64_t>>& ids);
   /// Returns the ids of the rows.
   [[nodiscard]] std::vector<std::vector<int64_t>> build_rows(std::span<const TargetProblem> problems);
   void run_below(std::span<const TargetProblem> problems, const std::vector<std::vector<int64_t>>& ids);
-  void fill_cache(models::TokenBatch prefixes, const at::Tensor& entering_ND, Changes changes);
+  void fill_cache(const models::TokenBatch& prefixes, const at::Tensor& entering_ND, const Changes& changes);
   void rebuild_index();
   [[nodiscard]] at::Tensor add_to(const at::Tensor& output_ND, const at::Tensor& delta_BD, size_t site) const;
   [[nodiscard]] at::Tensor run_above(const std::vector<at::Tensor>& delta_BD, std::vector<at::Tensor>& watched_RD);

@@ -22,6 +22,25 @@ struct LatchUnit {
   std::vector<std::string> asides;  ///< questions that are not those of its facts
   std::vector<bool> heeded;         ///< behind a negation: the unedited model says something else there
   Target target;
+  std::vector<int64_t> neurons;  ///< once it is written
+  double value = 0;              ///< LatchGate's
+};
+
+/// The neurons of the layers of all_layers(), as a batch takes them.
+class LatchRoom {
+ public:
+  LatchRoom(const LatchHparams& hparams, const std::vector<LayerMemory>& memory, const models::Model& model);
+  /// Takes `neurons` in one of the places [begin, end) and returns it: the first layer with so many vacant ones, then
+  /// the first with room; if there is none, the one of which least is taken.
+  [[nodiscard]] size_t take(size_t begin, size_t end, size_t neurons);
+
+ private:
+  struct Layer {
+    size_t used, vacant;
+    int64_t width;
+  };
+  double room_;
+  std::vector<Layer> layers_;
 };
 
 /// By which memory knows that a subject has come again.
@@ -36,7 +55,8 @@ struct LatchRows {
 
 /// One unit's neurons.
 struct LatchGate {
-  std::vector<at::Tensor> opens_D, adds_D;  ///< rows of W_gate and columns of W_down
+  std::vector<at::Tensor> opens_D, adds_D;  ///< rows of W_gate and columns of W_down, which are ±δ/value by turns
+  double value = 0;                         ///< of the neurons together where the gate is open
   at::Tensor reads_D;                       ///< the row of W_up of all of them; undefined without a gate in the MLP
 };
 

@@ -74,6 +74,10 @@ void add_rows(const models::Model& model, const std::vector<std::vector<int64_t>
 /// The reports of two halves, a layer each; nothing unless both have tokens.
 [[nodiscard]] std::map<int, HalvesReport> compare(const std::vector<Sums>& totals);
 
-[[nodiscard]] std::map<int, SecondMoment> moments_of(const std::vector<Sums>& totals, const StatisticsOptions& options);
+/// The moments of all halves together. `more` adds to what is told of a layer's origin. Throws Error(kInvalidArgument)
+/// if there are no tokens.
+[[nodiscard]] std::map<int, SecondMoment> moments_of(
+    const std::vector<Sums>& totals, const StatisticsOptions& options,
+    const std::function<void(int layer, nlohmann::json& origin)>& more = {});
 
 }  // namespace emend::editors::detail

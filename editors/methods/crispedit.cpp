@@ -54,7 +54,6 @@ class CrispEditor final : public NamedEditor {
     });
   }
 
-  void reset() override { known_.clear(); }
   [[nodiscard]] std::map<std::string, at::Tensor> state() const override {
     std::map<std::string, at::Tensor> state;
     for (size_t i = 0; i < known_.size(); ++i)
@@ -63,18 +62,14 @@ class CrispEditor final : public NamedEditor {
   }
   void load_state(const std::map<std::string, at::Tensor>& state) override {
     Curvatures known;
-    for (size_t i = 0; i < h_.layers.size() && !state.empty(); ++i) {
-      std::map<std::string, at::Tensor> of_layer;
-      for (const char* part : {"inputs", "gradients", "tokens"}) {
-        const auto found = state.find(part + ("." + std::to_string(i)));
-        if (found == state.end())
-          throw Error(ErrorClass::kCorruption,
-                      {"memory of " + name(), "no " + std::string(part) + " of layer " + std::to_string(h_.layers[i]),
-                       "what an edit of these layers kept", ""});
-        of_layer[part] = found->second;
-      }
-      known.push_back(curvature(of_layer));
-    }
+    for (size_t i = 0; i < h_.layers.size() && !state.empty(); ++i)
+      known.push_back(curvature([&](const std::string& part) {
+        const auto found = state.find(part + "." + std::to_string(i));
+        if (found != state.end()) return found->second;
+        throw Error(ErrorClass::kCorruption,
+                    {"memory of " + name(), "no " + part + " of layer " + std::to_string(h_.layers[i]),
+                     "what an edit of these layers kept", ""});
+      }));
     known_ = std::move(known);
   }
 
@@ -86,9 +81,8 @@ class CrispEditor final : public NamedEditor {
             {"gradients", one.gradients_DD},
             {"tokens", at::scalar_tensor(one.tokens, at::kDouble)}};
   }
-  static Curvature curvature(const std::map<std::string, at::Tensor>& of_layer) {
-    return {of_layer.at("inputs").to(at::kDouble), of_layer.at("gradients").to(at::kDouble),
-            of_layer.at("tokens").item<double>()};
+  static Curvature curvature(const std::function<at::Tensor(const std::string& name)>& part) {
+    return {part("inputs").to(at::kDouble), part("gradients").to(at::kDouble), part("tokens").item<double>()};
   }
 
   // Of ordinary text, with the model as it is before the first batch.
@@ -107,7 +101,8 @@ class CrispEditor final : public NamedEditor {
     const std::string what = "curvature, " + std::to_string(h_.text_tokens) + " tokens";
     const auto kept = context.statistics ? context.statistics->kept(model, what, layers(), make) : make(layers());
     Curvatures known;
-    for (const int layer : layers()) known.push_back(curvature(kept.at(layer)));
+    for (const int layer : layers())
+      known.push_back(curvature([&](const std::string& part) { return kept.at(layer).at(part); }));
     return known;
   }
 

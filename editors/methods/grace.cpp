@@ -191,9 +191,7 @@ std::pair<at::Tensor, at::Tensor> find_in_book(const at::Tensor& query_NF, const
   // Plain differences: the shorter formula by inner products loses the small distances that decide here.
   constexpr int64_t kTokens = 64;
   std::vector<at::Tensor> nearest, within;
-  const at::Tensor query = query_NF.detach().to(keys_EF.scalar_type());
-  for (int64_t begin = 0; begin < query.size(0); begin += kTokens) {
-    const at::Tensor some_NF = query.narrow(0, begin, std::min(kTokens, query.size(0) - begin));
+  for (const at::Tensor& some_NF : query_NF.detach().to(keys_EF.scalar_type()).split(kTokens)) {
     const auto [distance_N, index_N] = at::cdist(some_NF, keys_EF, 2, /*compute_mode=*/2).min(1);
     nearest.push_back(index_N);
     within.push_back(distance_N <= radius_E.index_select(0, index_N));

@@ -5,10 +5,10 @@
 //
 // No weight and no activation changes, and nothing is trained. The published method fills the demonstrations up with
 // facts of a training set; here they are the edited facts themselves.
+#include <emend/core/text.h>
 #include <emend/editors/steps/runtime_editor.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cmath>
 #include <set>
 
@@ -58,21 +58,6 @@ class Ike final : public RuntimeEditor {
 // right fact; here nobody says which fact a prompt is about.)
 using Words = std::map<std::string, double>;
 
-// Runs of letters, digits and bytes of other scripts, in lower case.
-std::vector<std::string> words_of(std::string_view text) {
-  std::vector<std::string> words(1);
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (std::isalnum(byte) || byte >= 0x80) {
-      words.back() += static_cast<char>(std::tolower(byte));
-    } else if (!words.back().empty()) {
-      words.emplace_back();
-    }
-  }
-  if (words.back().empty()) words.pop_back();
-  return words;
-}
-
 struct Demonstration {
   std::string prompt, target;
   Words vector;
@@ -83,7 +68,7 @@ class IkeRuntime {
   IkeRuntime(std::vector<Demonstration> facts, int64_t k, double threshold)
       : facts_(std::move(facts)), k_(k), threshold_(threshold) {
     for (const auto& fact : facts_) {
-      const auto words = words_of(fact.prompt);
+      const auto words = words_in(fact.prompt);
       for (const auto& word : std::set<std::string>(words.begin(), words.end())) frequency_[word] += 1;
     }
     for (auto& fact : facts_) fact.vector = vector_of(fact.prompt);
@@ -115,7 +100,7 @@ class IkeRuntime {
   [[nodiscard]] Words vector_of(std::string_view text) const {
     Words vector;
     const double n = static_cast<double>(facts_.size());
-    for (const auto& word : words_of(text)) {
+    for (const auto& word : words_in(text)) {
       const auto found = frequency_.find(word);
       const double count = found == frequency_.end() ? 0 : found->second;
       vector[word] += std::log((1 + n) / (1 + count)) + 1;

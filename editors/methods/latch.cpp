@@ -20,6 +20,8 @@
 //   5.     The release: the same with one neuron, act(γ g·x), in a higher layer, for every fact. Its gate opens at
 //          the answer's last token behind the fact's prompts; its δ makes what the unedited model says behind the
 //          answer as probable as it was. Without it the subject goes on saying the answer.
+//   6.     Where the model then does not say a fact, after its prompt or a form of it, its subject's δ grows by what is
+//          missing, in the neurons that are there.
 //
 // Facts about one subject share a gate. MLPs without a gate have g in W_up, with the bias 0.
 //   D hidden width · F MLP width · N tokens of text · P prompts
@@ -94,6 +96,10 @@ const hparams::Schema<LatchHparams>& latch_schema() {
           .field("release_tokens", &H::release_tokens,
                  {.meaning = "tokens behind the answer that such a neuron makes as probable as they were", .min = 1})
           .field("release_steps", &H::release_steps, {.meaning = "steps in which its value is found", .min = 1})
+          .field("rounds", &H::rounds,
+                 {.meaning = "number of times that values are looked for; from the second on only those of facts that "
+                             "the model does not say",
+                  .min = 1})
           .field("gain", &H::gain, {.meaning = "how sharply a gate opens", .formula = "act(gain g.x)", .above = 0})
           .field("shut", &H::shut, {.meaning = "up to which g.x a gate is shut"})
           .field("open", &H::open, {.meaning = "from which g.x on a gate is open", .above = 0})

@@ -139,8 +139,7 @@ std::pair<at::Tensor, at::Tensor> find_in_store(const at::Tensor& query_NF, cons
   const auto unit = [](const at::Tensor& x) { return x / x.norm(2, 1, /*keepdim=*/true).clamp_min(1e-12); };
   const at::Tensor unit_FE = unit(keys_EF).t();
   std::vector<at::Tensor> nearest, found;
-  for (int64_t begin = 0; begin < query_NF.size(0); begin += kTokens) {
-    const at::Tensor some_NF = query_NF.narrow(0, begin, std::min(kTokens, query_NF.size(0) - begin));
+  for (const at::Tensor& some_NF : query_NF.split(kTokens)) {
     const auto [cosine_N, entry_N] = unit(some_NF).mm(unit_FE).max(1);
     nearest.push_back(entry_N);
     found.push_back(cosine_N > gamma);

@@ -196,7 +196,6 @@ class UltraEdit final : public NamedEditor {
     });
   }
 
-  void reset() override { memory_.clear(); }
   [[nodiscard]] std::map<std::string, at::Tensor> state() const override {
     std::map<std::string, at::Tensor> state;
     for (const auto& [shape, moments] : memory_) {

@@ -56,21 +56,14 @@ at::Tensor storable(const at::Tensor& value, at::ScalarType dtype, const std::st
   return stored;
 }
 
+std::set<std::string> weights_of(const std::vector<std::string>& ids, const std::map<std::string, LedgerEntry>& known) {
+  std::set<std::string> weights;
+  for (const auto& id : ids) weights.insert(known.at(id).weights.begin(), known.at(id).weights.end());
+  return weights;
+}
+
 // Share of a change: where less is left after rounding, the figures of the run that made it no longer hold.
 constexpr double kTooSmall = 0.9;
-
-// How much of a change is left after rounding, summed over weights: ⟨written, ΔW⟩ / ‖ΔW‖².
-struct Rounding {
-  double projection = 0, square = 0;
-
-  void add(const at::Tensor& before, const at::Tensor& after, const WeightDelta& delta) {
-    const at::Tensor change = delta.stored();
-    const at::Tensor written = after.to(at::kDouble) - before.to(at::kDouble);
-    projection += (written * change).sum().item<double>();
-    square += change.square().sum().item<double>();
-  }
-  [[nodiscard]] double survived() const { return square > 0 ? projection / square : 1; }
-};
 
 // Everything a change of weights needs, before any of it is seen: new weight files and the new state.
 class StagedChange {
@@ -108,11 +101,11 @@ class StagedChange {
     }
     return models::model_fingerprint(*models::open_checkpoint(whole.string()));
   }
-  // Once `announced`, the next process to open the ledger finishes what this one does not.
-  void commit(const std::string& pending, const std::string& state, bool& announced) const {
-    write_file(staged_ / kState, state);
-    write_file(ledger_ / kState, pending);
-    announced = true;
+  // Once it is `announced`, the next process to open the ledger finishes what this one does not.
+  void commit(const StoredState& pending, const StoredState& after, const std::function<void()>& announced) const {
+    write_file(staged_ / kState, after.text());
+    write_file(ledger_ / kState, pending.text());
+    announced();
     for (const auto& file : files_) move(staged_ / file, folder_ / file);
     move(staged_ / kState, ledger_ / kState);
   }
@@ -164,7 +157,7 @@ void Ledger::open() {
   remove_unknown();
   if (!state.pending) return;
   log_.warning("ledger.pending", folder_.string() + ": finishing a change that was interrupted");
-  change(*state.pending);  // some of the weights may be the new ones already
+  change(*state.pending, known_);  // some of the weights may be the new ones already
 }
 
 void Ledger::lock() {
@@ -251,14 +244,16 @@ LedgerEntry Ledger::examine(const EditPack& pack) const {
   for (const auto& fact : pack.facts)
     if (entry.subjects.size() < 3) entry.subjects.push_back(fact.value("subject", ""));
   const auto files = models::weight_files(folder_);
-  Rounding rounding;
+  double projection = 0, square = 0;  // ⟨written, ΔW⟩ and ‖ΔW‖², summed over weights
   for (const auto& delta : pack.deltas) {
     const SafetensorsFile file(file_of(files, delta.weight, folder_));
-    const at::Tensor weight = file.tensor(delta.weight);
-    rounding.add(weight, storable(add_delta(weight, delta, folder_), weight.scalar_type(), delta.weight, folder_),
-                 delta);
+    const at::Tensor before = file.tensor(delta.weight);
+    const at::Tensor after = storable(add_delta(before, delta, folder_), before.scalar_type(), delta.weight, folder_);
+    const at::Tensor change = delta.stored();
+    projection += ((after.to(at::kDouble) - before.to(at::kDouble)) * change).sum().item<double>();
+    square += change.square().sum().item<double>();
   }
-  entry.survived = rounding.survived();
+  if (square > 0) entry.survived = projection / square;
   return entry;
 }
 
@@ -288,16 +283,15 @@ std::vector<std::string> Ledger::apply(const std::vector<std::filesystem::path>&
   require_together(all, before, options.allow_conflicts, folder_.string(),
                    setting("allow_conflicts") + " adds them all the same");
 
-  const auto known = known_;
+  auto known = known_;
   try {
     keep_originals(weights);
     for (size_t i = 0; i < packs.size(); ++i) {
       clone_file(packs[i], ledger_ / "packs" / (entries[i].id + ".safetensors"));
-      known_[entries[i].id] = entries[i];
+      known[entries[i].id] = entries[i];
     }
-    change(here.edits);
+    change(here.edits, known);
   } catch (...) {
-    if (!announced_) known_ = known;
     remove_unknown();
     throw;
   }
@@ -335,15 +329,10 @@ void Ledger::warn_of_missing(const std::vector<std::string>& active) const {
 }
 
 void Ledger::stamp_and_change(const std::vector<std::string>& active) {
-  const auto known = known_;
+  auto known = known_;
   for (const auto& id : active_)
-    if (std::ranges::count(active, id) == 0) known_[id].applied_at = utc_text(std::time(nullptr));
-  try {
-    change(active);
-  } catch (...) {
-    if (!announced_) known_ = known;
-    throw;
-  }
+    if (std::ranges::count(active, id) == 0) known[id].applied_at = utc_text(std::time(nullptr));
+  change(active, known);
 }
 
 void Ledger::revert_all() {
@@ -352,16 +341,10 @@ void Ledger::revert_all() {
   stamp_and_change({});
 }
 
-std::set<std::string> Ledger::weights_of(const std::vector<std::string>& ids) const {
-  std::set<std::string> weights;
-  for (const auto& id : ids) weights.insert(known_.at(id).weights.begin(), known_.at(id).weights.end());
-  return weights;
-}
-
 // Another program's work is not written over. Processors round sums differently in the last bit.
 void Ledger::require_as_left() const {
   constexpr double kRounding = 1e-5;
-  for (const auto& [path, values] : rebuilt(active_, weights_of(active_))) {
+  for (const auto& [path, values] : rebuilt(active_, weights_of(active_, known_))) {
     const SafetensorsFile file(path);
     for (const auto& [weight, expected] : values) {
       const at::Tensor there = file.tensor(weight), left = expected.to(at::kDouble);
@@ -383,12 +366,12 @@ void Ledger::reorder(const std::vector<std::string>& ids) {
     refuse({folder_.string(), "the new order names other edits than those in force", "each edit in force once",
             "emend list shows them"});
   require_as_left();
-  change(order);
+  change(order, known_);
 }
 
-void Ledger::change(const std::vector<std::string>& active) {
-  auto weights = weights_of(active_);
-  weights.merge(weights_of(active));
+void Ledger::change(const std::vector<std::string>& active, const std::map<std::string, LedgerEntry>& known) {
+  auto weights = weights_of(active_, known_);
+  weights.merge(weights_of(active, known));
   const auto place = ledger_ / ("change.tmp-" + std::to_string(::getpid()) + "-0");
   try {
     StagedChange staged(folder_, ledger_, place);
@@ -400,12 +383,7 @@ void Ledger::change(const std::vector<std::string>& active) {
                                       ", not " + base_.substr(0, 12) +
                                       " as before the first one: another program has changed its configuration or "
                                       "weights that no edit touched");
-    StoredState state{now, active, known_, {}};
-    const std::string after = state.text();
-    state.base = base_;
-    state.active = active_;
-    state.pending = active;
-    staged.commit(state.text(), after, announced_);
+    staged.commit({base_, active_, known, active}, {now, active, known, {}}, [&] { known_ = known; });
     base_ = now;
   } catch (const Error& error) {
     throw renamed(error, place, folder_);
@@ -415,7 +393,6 @@ void Ledger::change(const std::vector<std::string>& active) {
                  "nothing was changed"});
   }
   active_ = active;
-  announced_ = false;
 }
 
 // Of a weight that no edit in force touches the folder holds the original, whatever an earlier edit found there.
@@ -428,7 +405,7 @@ void Ledger::keep_originals(const std::set<std::string>& weights) {
     for (const auto& [name, info] : old->tensors()) kept[name] = old->tensor(name);
   }
   const auto files = models::weight_files(folder_);
-  const auto touched = weights_of(active_);
+  const auto touched = weights_of(active_, known_);
   bool changed = false;
   for (const auto& weight : weights) {
     if (touched.contains(weight)) continue;

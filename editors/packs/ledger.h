@@ -93,8 +93,7 @@ class Ledger {
   [[nodiscard]] std::string resolve(const std::string& id_or_path) const;
   [[nodiscard]] LedgerEntry examine(const EditPack& pack) const;
   void stamp_and_change(const std::vector<std::string>& active);
-  void change(const std::vector<std::string>& active);
-  [[nodiscard]] std::set<std::string> weights_of(const std::vector<std::string>& ids) const;
+  void change(const std::vector<std::string>& active, const std::map<std::string, LedgerEntry>& known);
   void keep_originals(const std::set<std::string>& weights);
   [[nodiscard]] std::map<std::filesystem::path, std::map<std::string, at::Tensor>> rebuilt(
       const std::vector<std::string>& active, const std::set<std::string>& weights) const;
@@ -105,7 +104,6 @@ class Ledger {
   std::map<std::string, LedgerEntry> known_;
   Log log_;
   Descriptor lock_;
-  bool announced_ = false;  // a change that has begun to be seen
 };
 
 /// Copies a model folder and its ledger into a new one; nothing is shared. Throws Error(kIo), and

@@ -78,7 +78,7 @@ class PackReader {
     } catch (const nlohmann::json::exception& error) {
       refuse(std::string("a manifest that cannot be read (") + reason_of(error) + ")", "the manifest that emend wrote");
     }
-    if (used_.size() != file_.tensors().size())
+    if (tensors_.size() != file_.tensors().size())
       refuse("tensors that the manifest does not name", "only the pack's own");
     if (text("checksum") != checksum(manifest_text, tensors_))
       refuse("a checksum that does not fit the data", "an unaltered file");
@@ -174,7 +174,6 @@ class PackReader {
       refuse("tensor \"" + name + "\" of another shape than the manifest says", "the shape of the manifest");
     if (floating && !at::isFloatingType(value.scalar_type()))
       refuse("tensor \"" + name + "\" of type " + c10::toString(value.scalar_type()), "floating point");
-    used_.insert(name);
     tensors_.emplace_back(name, value);
     return value.clone();
   }
@@ -182,8 +181,7 @@ class PackReader {
   std::filesystem::path path_;
   SafetensorsFile file_;
   EditPack pack_;
-  NamedTensors tensors_;
-  std::set<std::string> used_;
+  NamedTensors tensors_;  // each once: the manifest's names have numbers of their own
 };
 
 // Describes the runtime parts and adds their tensors, as they are, to what is written.
@@ -223,7 +221,9 @@ void require_base(const EditPack& pack, const std::string& fingerprint, const Ap
   const auto in_force = [&](const std::string& id) { return std::ranges::count(here.edits, id) > 0; };
   if (!pack.id.empty() && in_force(pack.id))
     refuse({where, "the edit " + pack.id + " is already in force", "", "revert it first, or apply another pack"});
-  if (options.force || pack.base_fingerprint == fingerprint) return;
+  // A merge names the model of one of its parts: where the edits in force are known, they decide.
+  const bool known = here.base == pack.root() && pack.base_fingerprint != pack.root();
+  if (options.force || (pack.base_fingerprint == fingerprint && !known)) return;
   const std::string& own = here.base.empty() ? fingerprint : here.base;
   bool same_base = pack.root() == own;
   for (const auto& given : options.accepted_bases) {

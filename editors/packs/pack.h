@@ -70,7 +70,8 @@ struct ApplyPackOptions {
 
 /// Throws Error(kInvalidArgument) naming `where` unless the pack was made for the model with `fingerprint`, for one
 /// with the base of `here` and no other edits than those in force there, or for one of options.accepted_bases;
-/// options.force accepts any. Also if the pack is in force there itself.
+/// options.force accepts any. Where `here` has the pack's base, the edits under the pack have to be in force whatever
+/// the fingerprint. Also if the pack is in force there itself.
 void require_base(const EditPack& pack, const std::string& fingerprint, const ApplyPackOptions& options,
                   const std::string& where = "edit pack", const Lineage& here = {});
 

@@ -48,33 +48,30 @@ std::vector<std::vector<int64_t>> ActiveSet::build_rows(std::span<const TargetPr
     const TargetProblem& problem = problems[members_[slot]];
     const size_t first = rows_.size();
     // A row that begins with another one is run for both.
-    const auto row_for = [&](const TargetRow& source, std::vector<int64_t> own) {
-      const auto also = mapped(source.also, [&](int64_t token) { return token - source.lookup; });
+    const auto row_for = [&](const TargetRow& own) {
       for (size_t r = first; r < rows_.size() && problem.held.empty(); ++r) {
-        if (rows_[r].lookup != source.lookup || rows_[r].also != also || !one_begins_with_other(ids[r], own)) continue;
-        if (own.size() > ids[r].size()) ids[r] = std::move(own);
+        const TargetRow& there = *rows_[r].source;
+        if (there.lookup != own.lookup || there.also != own.also || !one_begins_with_other(ids[r], own.ids)) continue;
+        if (own.ids.size() > ids[r].size()) ids[r] = own.ids;
         return r;
       }
-      rows_.push_back({slot, false, {}, source.lookup, {}, {}, also});
-      ids.push_back(std::move(own));
+      rows_.push_back({slot, false, &own});
+      ids.push_back(own.ids);
       return rows_.size() - 1;
     };
-    for (size_t number = 0; number < problem.rows.size(); ++number) {
-      const TargetRow& source = problem.rows[number];
-      ActiveReading reading{number, source.sampled_context, source.weight, {}, source.floors};
-      for (const auto& [token, id] : source.labels) reading.labels.emplace_back(token - source.lookup, id);
-      rows_[row_for(source, source.ids)].readings.push_back(std::move(reading));
-    }
+    for (size_t number = 0; number < problem.rows.size(); ++number)
+      rows_[row_for(problem.rows[number])].readings.emplace_back(number, &problem.rows[number]);
     for (const auto& source : problem.kl_rows) {  // nothing behind the looked-up token is read
-      rows_.push_back({slot, true, {}, source.lookup, {}, {}, {}});
+      rows_.push_back({slot, true, &source});
       ids.emplace_back(source.ids.begin(), source.ids.begin() + source.lookup + 1);
     }
     for (size_t r = first; r < rows_.size(); ++r)
-      rows_[r].suffix.assign(ids[r].begin() + rows_[r].lookup, ids[r].end());
-    for (const auto& held : problem.held)
-      if (ActiveRow& row = rows_[first + held.row];
-          held.token >= row.lookup && held.token - row.lookup < std::ssize(row.suffix))
-        row.held.emplace_back(held.token - row.lookup, held.vectors_D);
+      rows_[r].suffix.assign(ids[r].begin() + rows_[r].source->lookup, ids[r].end());
+    for (const auto& held : problem.held) {
+      ActiveRow& row = rows_[first + held.row];
+      const int64_t token = held.token - row.source->lookup;
+      if (token >= 0 && token < std::ssize(row.suffix)) row.held.emplace_back(token, &held);
+    }
   }
   return ids;
 }
@@ -92,20 +89,33 @@ at::Tensor ActiveSet::observe(size_t site, const at::Tensor& x, const Changes& c
   return changed;
 }
 
+// In the rows of the set, of which `ids` are there, packed.
+ActiveSet::Changes ActiveSet::changes_in(std::span<const TargetProblem> problems,
+                                         const std::vector<std::vector<int64_t>>& ids) const {
+  Changes changes;
+  int64_t offset = 0;
+  for (size_t r = 0, first = 0; r < rows_.size(); ++r) {
+    const size_t slot = rows_[r].slot;
+    if (r == 0 || slot != rows_[r - 1].slot) {
+      first = r;
+      changes.plain.push_back(offset + rows_[r].source->lookup);
+    }
+    for (const auto& held : problems[members_[slot]].held)
+      if (held.row == r - first && held.token < std::ssize(ids[r]))
+        changes.held.emplace_back(offset + held.token, &held);
+    offset += std::ssize(ids[r]);
+  }
+  return changes;
+}
+
 // t0 by the model itself, where a copy does the rest: from the plain rows, up to the looked-up token.
 void ActiveSet::read_initial(std::span<const TargetProblem> problems, const std::vector<std::vector<int64_t>>& ids) {
-  Changes changes;
-  std::vector<std::vector<int64_t>> plain;
-  int64_t offset = 0;
-  for (size_t r = 0; r < rows_.size(); ++r) {
-    if (r > 0 && rows_[r].slot == rows_[r - 1].slot) continue;
-    const int64_t tokens = rows_[r].lookup + 1;
-    plain.emplace_back(ids[r].begin(), ids[r].begin() + tokens);
-    changes.plain.push_back(offset + rows_[r].lookup);
-    for (const auto& held : problems[members_[rows_[r].slot]].held)
-      if (held.row == 0 && held.token < tokens) changes.held.emplace_back(offset + held.token, &held);
-    offset += tokens;
-  }
+  std::vector<std::vector<int64_t>> plain(rows_.size());
+  for (size_t r = 0; r < rows_.size(); ++r)
+    if (r == 0 || rows_[r].slot != rows_[r - 1].slot)
+      plain[r].assign(ids[r].begin(), ids[r].begin() + rows_[r].source->lookup + 1);
+  const Changes changes = changes_in(problems, plain);
+  std::erase_if(plain, [](const auto& row) { return row.empty(); });
   hooks::HookSession session(model_->hooks());
   for (size_t s = 0; s < spec_->sites.size(); ++s)
     session.edit(spec_->sites[s], [&, s](const at::Tensor& x) { return observe(s, x, changes, true); });
@@ -118,19 +128,7 @@ void ActiveSet::read_initial(std::span<const TargetProblem> problems, const std:
 void ActiveSet::run_below(std::span<const TargetProblem> problems, const std::vector<std::vector<int64_t>>& ids) {
   initial_BD_.resize(spec_->sites.size());
   if (upper_ != model_) read_initial(problems, ids);
-  Changes changes;
-  int64_t offset = 0;
-  for (size_t r = 0, first = 0; r < rows_.size(); ++r) {
-    const size_t slot = rows_[r].slot;
-    if (r == 0 || slot != rows_[r - 1].slot) {
-      first = r;
-      changes.plain.push_back(offset + rows_[r].lookup);
-    }
-    for (const auto& held : problems[members_[slot]].held)
-      if (held.row == r - first && held.token < std::ssize(ids[r]))
-        changes.held.emplace_back(offset + held.token, &held);
-    offset += std::ssize(ids[r]);
-  }
+  const Changes changes = changes_in(problems, ids);
   const auto batch = models::TokenBatch::from_rows(ids);
 
   // What enters the first layer that depends on δ, for all tokens.
@@ -155,27 +153,20 @@ void ActiveSet::run_below(std::span<const TargetProblem> problems, const std::ve
   std::vector<int64_t> suffix_tokens, prefix_tokens;
   std::vector<std::vector<int64_t>> prefix_ids;
   for (size_t r = 0; r < rows_.size(); ++r) {
-    const auto n = static_cast<int64_t>(ids[r].size());
-    for (int64_t k = rows_[r].lookup; k < n; ++k) suffix_tokens.push_back(batch.token(static_cast<int64_t>(r), k));
-    const int64_t count = above_ ? std::max<int64_t>(1, rows_[r].lookup) : rows_[r].lookup + 1;
+    const int64_t n = std::ssize(ids[r]), lookup = rows_[r].source->lookup;
+    for (int64_t k = lookup; k < n; ++k) suffix_tokens.push_back(batch.token(static_cast<int64_t>(r), k));
+    const int64_t count = above_ ? std::max<int64_t>(1, lookup) : lookup + 1;
     for (int64_t k = 0; k < count; ++k) prefix_tokens.push_back(batch.token(static_cast<int64_t>(r), k));
     prefix_ids.emplace_back(ids[r].begin(), ids[r].begin() + count);
   }
   entering_ND_ = hidden_ND.index_select(0, devices::index_on(suffix_tokens, hidden_ND)).to(model_->dtype());
   if (first_layer_ >= model_->n_layers()) return;
-  // The packed order of the prefix batch.
-  std::vector<int64_t> where(static_cast<size_t>(batch.tokens()), -1);
-  for (size_t i = 0; i < prefix_tokens.size(); ++i)
-    where[static_cast<size_t>(prefix_tokens[i])] = static_cast<int64_t>(i);
-  for (auto& token : changes.plain) token = where[static_cast<size_t>(token)];
-  std::erase_if(changes.held, [&](const auto& h) { return where[static_cast<size_t>(h.first)] < 0; });
-  for (auto& h : changes.held) h.first = where[static_cast<size_t>(h.first)];
   fill_cache(models::TokenBatch::from_rows(prefix_ids),
-             hidden_ND.index_select(0, devices::index_on(prefix_tokens, hidden_ND)), changes);
+             hidden_ND.index_select(0, devices::index_on(prefix_tokens, hidden_ND)), changes_in(problems, prefix_ids));
 }
 
 // Runs the prefixes through the layers above. Where δ stands inside the first of them, t0 is read there.
-void ActiveSet::fill_cache(models::TokenBatch prefixes, const at::Tensor& entering_ND, Changes changes) {
+void ActiveSet::fill_cache(const models::TokenBatch& prefixes, const at::Tensor& entering_ND, const Changes& changes) {
   hooks::HookSession session(upper_->hooks());
   if (!above_)
     for (size_t s = 0; s < spec_->sites.size(); ++s)
@@ -185,7 +176,7 @@ void ActiveSet::fill_cache(models::TokenBatch prefixes, const at::Tensor& enteri
       prefixes,
       {.first_layer = first_layer_, .hidden = entering_ND, .cache = &cache_, .logit_tokens = models::kNoTokens});
   session.finish();
-  cache_.truncate(mapped(rows_, &ActiveRow::lookup));
+  cache_.truncate(mapped(rows_, [](const ActiveRow& row) { return row.source->lookup; }));
 }
 
 void ActiveSet::rebuild_index() {
@@ -201,33 +192,35 @@ void ActiveSet::rebuild_index() {
   for (size_t r = 0; r < rows_.size(); ++r) {
     const ActiveRow& row = rows_[r];
     const auto slot = static_cast<int64_t>(row.slot);
+    const int64_t lookup = row.source->lookup;
     suffixes.push_back(row.suffix);
-    begins.push_back(row.lookup);
+    begins.push_back(lookup);
     index_.lookups.push_back(token);
     added.push_back(token);
-    for (const int64_t also : row.also) added.push_back(token + also);
+    for (size_t i = 0; i < row.source->also.size() && !row.kl; ++i)
+      added.push_back(token + row.source->also[i] - lookup);
     slot_of_added.resize(added.size(), slot);
-    for (const ActiveReading& reading : row.readings) {
-      const auto labels = static_cast<double>(reading.labels.size());
-      for (size_t i = 0; i < reading.labels.size(); ++i) {
-        label_token.push_back(token + reading.labels[i].first);
-        label_id.push_back(reading.labels[i].second);
+    for (const auto& [number, source] : row.readings) {
+      const auto labels = static_cast<double>(source->labels.size());
+      for (size_t i = 0; i < source->labels.size(); ++i) {
+        label_token.push_back(token + source->labels[i].first - lookup);
+        label_id.push_back(source->labels[i].second);
         label_slot.push_back(slot);
         label_reading.push_back(std::ssize(index_.readings));
-        label_weight.push_back(reading.weight / labels);
-        label_floor.push_back(reading.floors.empty() ? 0 : reading.floors[i]);
+        label_weight.push_back(source->weight / labels);
+        label_floor.push_back(source->floors.empty() ? 0 : source->floors[i]);
       }
-      floors |= !reading.floors.empty();
+      floors |= !source->floors.empty();
       slot_of_reading.push_back(slot);
-      reading_weight.push_back(reading.weight);
+      reading_weight.push_back(source->weight);
       reading_labels.push_back(labels);
-      index_.readings.push_back({row.slot, reading.number, static_cast<int64_t>(r), reading.sampled_context});
+      index_.readings.push_back({row.slot, number, static_cast<int64_t>(r), source->sampled_context});
     }
     if (row.kl) {
       kl_token.push_back(token);
       kl_slot.push_back(slot);
       kl_suffixes.push_back(row.suffix);
-      kl_begins.push_back(row.lookup);
+      kl_begins.push_back(lookup);
       kl_rows.push_back(static_cast<int64_t>(r));
       ++kl_rows_of_slot[row.slot];
     }
@@ -274,9 +267,9 @@ at::Tensor ActiveSet::add_to(const at::Tensor& output_ND, const at::Tensor& delt
   at::Tensor changed = output_ND.index_add(0, here(index_.added_N), delta);
   if (above_) return changed;  // held vectors are part of what enters
   for (size_t r = 0; r < rows_.size(); ++r) {
-    for (const auto& [token, vectors_D] : rows_[r].held) {
+    for (const auto& [token, held] : rows_[r].held) {
       const at::Tensor vector =
-          devices::route_like(vectors_D[site], output_ND, devices::Purpose::kDelta, devices::Dtype::kMatch);
+          devices::route_like(held->vectors_D[site], output_ND, devices::Purpose::kDelta, devices::Dtype::kMatch);
       changed = changed.index_add(0, devices::index_on({index_.batch.token(static_cast<int64_t>(r), token)}, output_ND),
                                   vector.unsqueeze(0));
     }
@@ -377,7 +370,7 @@ void ActiveSet::append(ActiveSet&& other) {
   join(entering_ND_, other.entering_ND_);
   join(kl_first_KV, other.kl_first_KV);
   for (size_t s = 0; s < initial_BD_.size(); ++s) join(initial_BD_[s], other.initial_BD_[s]);
-  cache_.append_rows(other.cache_);
+  cache_.append_rows(std::move(other.cache_));
   rebuild_index();
 }
 

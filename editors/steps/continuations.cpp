@@ -7,8 +7,12 @@
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <algorithm>
+#include <cctype>
+#include <string_view>
 
 namespace emend::editors {
+
+static constexpr int64_t kRowsAtOnce = 96, kFewest = 16;  // of texts that are written side by side
 
 PromptRow answered(const PromptRow& prompt, const std::vector<int64_t>& answer) {
   PromptRow row = prompt;
@@ -22,15 +26,17 @@ bool lengthens(const models::Tokenizer& tokenizer, const std::vector<int64_t>& a
   const std::string before = tokenizer.decode(ids);
   ids.push_back(id);
   const std::string after = tokenizer.decode(ids);
-  return !before.empty() && after.size() > before.size() && in_spaced_word(before, before.size() - 1) &&
-         in_spaced_word(after, before.size());
+  if (before.empty() || after.size() <= before.size() || !in_spaced_word(before, before.size() - 1)) return false;
+  const bool of_a_date = std::isdigit(static_cast<unsigned char>(before.back())) &&
+                         std::string_view("-/:").find(after[before.size()]) != std::string_view::npos;
+  return of_a_date || in_spaced_word(after, before.size());
 }
 
 std::vector<Continuation> continue_greedily(const models::Model& model,
                                             const std::vector<std::vector<int64_t>>& prompts, int64_t tokens,
                                             const CancelToken& cancel,
                                             const std::function<bool(size_t row, int64_t id)>& may_begin) {
-  constexpr int64_t kRowsAtOnce = 96, kFewest = 16, kCandidates = 50;
+  constexpr int64_t kCandidates = 50;
   if (prompts.empty()) return {};
   std::vector<Continuation> written(prompts.size());
   const auto ends = model.tokenizer().eos_ids();
@@ -81,6 +87,33 @@ std::vector<Continuation> continue_greedily(const models::Model& model,
     nll.insert(nll.end(), rest[i].nll.begin(), rest[i].nll.end());
   }
   return written;
+}
+
+std::vector<bool> says(const models::Model& model, const std::vector<PromptRow>& prompts,
+                       const std::vector<std::vector<int64_t>>& answers, const CancelToken& cancel) {
+  std::vector<char> said(prompts.size(), 0);  // by several threads
+  const int64_t n = std::ssize(prompts), batches = devices::parts_for_cores(n, kRowsAtOnce, kFewest);
+  models::side_by_side(model, n == 0 ? 0 : batches, [&](int64_t batch) {
+    const auto begin = static_cast<size_t>(n * batch / batches), end = static_cast<size_t>(n * (batch + 1) / batches);
+    std::vector<std::vector<int64_t>> ids;
+    std::vector<size_t> right(end - begin, 0);
+    models::GenerateOptions options;
+    options.max_new_tokens = 0;
+    options.cancel = cancel;
+    for (size_t p = begin; p < end; ++p) {
+      ids.push_back(prompts[p].ids);
+      options.max_new_tokens = std::max(options.max_new_tokens, std::ssize(answers[p]));
+    }
+    options.ends = [&](int64_t row, int64_t id) {
+      const auto r = static_cast<size_t>(row);
+      const auto& answer = answers[begin + r];
+      if (id != answer[right[r]++]) return true;
+      said[begin + r] = right[r] == answer.size() ? 1 : 0;
+      return said[begin + r] != 0;
+    };
+    (void)models::generate_together(model, ids, options);
+  });
+  return {said.begin(), said.end()};
 }
 
 std::optional<TargetRow> going_on(const PromptRow& prompt, const std::vector<int64_t>& answer,

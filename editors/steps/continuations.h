@@ -21,8 +21,12 @@ struct Continuation {
 [[nodiscard]] PromptRow answered(const PromptRow& prompt, const std::vector<int64_t>& answer);
 
 /// Whether the token goes on with the last word of the answer: "Pelé" is not to be the beginning of "Peléo", nor
-/// "Japan" of "Japanese". Of scripts that write words apart from one another.
+/// "Japan" of "Japanese", nor "1947" of "1947-01-01". Of scripts that write words apart from one another.
 [[nodiscard]] bool lengthens(const models::Tokenizer& tokenizer, const std::vector<int64_t>& answer, int64_t id);
+
+/// Whether the greedy text behind each prompt begins with its answer. Throws Error(kCancelled).
+[[nodiscard]] std::vector<bool> says(const models::Model& model, const std::vector<PromptRow>& prompts,
+                                     const std::vector<std::vector<int64_t>>& answers, const CancelToken& cancel);
 
 /// Greedy texts of at most `tokens` behind each of these rows, up to the end of the text. Where `may_begin` (of a row
 /// and a token) is given and denies the first token, the likeliest one that it allows among the first few takes its

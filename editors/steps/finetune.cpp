@@ -117,9 +117,10 @@ class FineTuneRun {
     std::vector<at::Tensor> gradients = result.gradients;
     for (size_t i = 0; i < trained_.size() && rule_; ++i) gradients[i] = rule_(trained_[i].name, gradients[i]);
     adam.step(masters, gradients);
-    for (const auto& trained : trained_) {
-      if (hparams_.norm_constraint) clamp_to_box(trained.master, trained.original, *hparams_.norm_constraint);
-      write_weight(trained.name, trained.master, transaction_);
+    for (const auto& [name, layer, matrix, master, original] : trained_) {
+      if (const auto& radius = hparams_.norm_constraint)
+        master.copy_(at::maximum(at::minimum(master, original + *radius), original - *radius));
+      write_weight(name, master, transaction_);
     }
   }
 

@@ -1,12 +1,11 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <emend/core/text.h>
 #include <emend/devices/route.h>
 #include <emend/editors/steps/key_cache.h>
 
 namespace emend::editors {
 namespace {
-
-const std::string kPrefix = "original.";
 
 // What is kept of a layer, by its name in a saved state.
 const std::map<std::string, at::Tensor EarlierKeys::*> kParts = {
@@ -81,11 +80,10 @@ void KeyCache::load(const std::map<std::string, at::Tensor>& state) {
   std::vector<EarlierKeys> layers(state.size());
   for (const auto& [name, tensor] : state) {
     const size_t dot = name.find('.');
-    const std::string kind = name.substr(0, dot), number = dot == std::string::npos ? "" : name.substr(dot + 1);
-    if (!kParts.contains(kind) || number.empty() || number.size() > 4 ||
-        number.find_first_not_of("0123456789") != std::string::npos || std::stoul(number) >= layers.size())
-      refuse_memory("\"" + name + "\"");
-    EarlierKeys& layer = layers[std::stoul(number)];
+    const std::string kind = name.substr(0, dot), number = name.substr(std::min(dot, name.size() - 1) + 1);
+    const size_t index = number_in<size_t>(number).value_or(layers.size());
+    if (!kParts.contains(kind) || index >= layers.size()) refuse_memory("\"" + name + "\"");
+    EarlierKeys& layer = layers[index];
     at::Tensor& place = layer.*kParts.at(kind);
     if (tensor.dim() != 2 || (kind == "sum" && tensor.size(0) != tensor.size(1)) || place.defined() ||
         (kind != "values" && (layer.keys_FP.defined() || layer.sum_FF.defined())))
@@ -94,26 +92,6 @@ void KeyCache::load(const std::map<std::string, at::Tensor>& state) {
   }
   while (!layers.empty() && !layers.back().keys_FP.defined() && !layers.back().sum_FF.defined()) layers.pop_back();
   layers_ = std::move(layers);
-}
-
-void OriginalWeights::keep(const models::Model& model, const std::vector<int64_t>& layers) {
-  for (const int64_t layer : layers) {
-    const std::string name = model.edit_site(static_cast<int>(layer)).weight_name;
-    weights_.emplace(name, devices::to_host(model.weight(name).detach(), devices::Purpose::kSnapshot).clone());
-  }
-}
-
-void OriginalWeights::save(std::map<std::string, at::Tensor>& state) const {
-  for (const auto& [name, weight] : weights_) state.emplace(kPrefix + name, weight);
-}
-
-void OriginalWeights::load(std::map<std::string, at::Tensor>& state) {
-  weights_.clear();
-  std::erase_if(state, [&](const auto& entry) {
-    const bool own = entry.first.starts_with(kPrefix);
-    if (own) weights_.emplace(entry.first.substr(kPrefix.size()), entry.second.clone());
-    return own;
-  });
 }
 
 }  // namespace emend::editors

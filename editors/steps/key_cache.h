@@ -1,4 +1,4 @@
-// The memory of sequential methods: the keys of the facts that earlier batches wrote, and the weights before the first.
+// The memory of sequential methods: the keys of the facts that earlier batches wrote.
 //
 //   Kp = [keys of all earlier facts]       the system of the next batch gains KpKpᵀ
 //
@@ -8,7 +8,6 @@
 #pragma once
 
 #include <emend/editors/steps/solver.h>
-#include <emend/editors/steps/transaction.h>
 
 namespace emend::editors {
 
@@ -42,34 +41,6 @@ class KeyCache {
 
  private:
   std::vector<EarlierKeys> layers_;
-};
-
-/// The rewritten matrices as they were before the first batch, for methods that refer to them (NSE, PRUNE).
-class OriginalWeights {
- public:
-  /// Copies the rewritten matrix of each layer to the host, unless that was done before, then does `work`; forgets
-  /// again what it kept for a first batch that throws.
-  template <class Work>
-  auto during(const models::Model& model, const std::vector<int64_t>& layers, Work&& work) {
-    const bool first = weights_.empty();
-    if (first) keep(model, layers);
-    try {
-      return work();
-    } catch (...) {
-      if (first) weights_.clear();
-      throw;
-    }
-  }
-  /// By checkpoint name, in the stored orientation and dtype.
-  [[nodiscard]] const std::map<std::string, at::Tensor>& weights() const noexcept { return weights_; }
-
-  /// "original.NAME". load() takes those entries out of `state` and leaves the others.
-  void save(std::map<std::string, at::Tensor>& state) const;
-  void load(std::map<std::string, at::Tensor>& state);
-
- private:
-  void keep(const models::Model& model, const std::vector<int64_t>& layers);
-  std::map<std::string, at::Tensor> weights_;
 };
 
 }  // namespace emend::editors

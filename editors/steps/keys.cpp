@@ -192,6 +192,27 @@ std::vector<Chunk> make_chunks(const CutRows& cuts) {
   return chunks;
 }
 
+// The wanted rows of a chunk as one of their own.
+Chunk some_of(const CutRows& cuts, const Chunk& chunk, const std::vector<bool>& wanted) {
+  std::vector<int64_t> rows, tokens, head_of;
+  for (size_t r = 0; r < chunk.rows.size(); ++r) {
+    if (!wanted[static_cast<size_t>(chunk.rows[r])]) continue;
+    rows.push_back(chunk.rows[r]);
+    if (!chunk.head_of.empty()) head_of.push_back(chunk.head_of[r]);
+    const auto row = static_cast<int64_t>(r);
+    for (int64_t k = 0; k < chunk.batch.length(row); ++k) tokens.push_back(chunk.batch.token(row, k));
+  }
+  if (rows.size() == chunk.rows.size()) return chunk;
+  if (rows.empty()) return {};
+  Chunk part = make_chunk(cuts, std::move(rows));
+  part.heads = chunk.heads;
+  part.heads_ND = chunk.heads_ND;
+  part.head_of = std::move(head_of);
+  if (chunk.hidden_ND.defined())
+    part.hidden_ND = chunk.hidden_ND.index_select(0, devices::index_on(tokens, chunk.hidden_ND));
+  return part;
+}
+
 // The sites' values at the last tokens of the chunk, from `layer` up; ends after the last site.
 std::vector<at::Tensor> run_chunk(const models::Model& model, const Chunk& chunk, int layer,
                                   const std::vector<hooks::SiteRef>& sites) {
@@ -260,22 +281,6 @@ at::Tensor average_keys(const at::Tensor& keys_PF, const ContextTemplates& conte
   return sum / static_cast<double>(contexts.groups.size());
 }
 
-std::vector<at::Tensor> collect_at_lookup(const models::Model& model, const std::vector<PromptRow>& rows,
-                                          const std::vector<hooks::SiteRef>& sites, const EditContext& context) {
-  const at::NoGradGuard no_grad;
-  EMEND_CHECK(!rows.empty() && !sites.empty(), "nothing to collect");
-  if (context.engine == Engine::kReference) return collect_padded(model, rows, sites, context);
-  const CutRows cuts = cut(rows);
-  const auto chunks = make_chunks(cuts);
-  std::vector<Gathered> gathered(sites.size(), Gathered(cuts.of_row, cuts.reads.size()));
-  for (const auto& chunk : chunks) {
-    context.cancel.check("keys");
-    const auto values = run_chunk(model, chunk, 0, sites);
-    for (size_t s = 0; s < sites.size(); ++s) gathered[s].add(chunk, values[s]);
-  }
-  return mapped(gathered, &Gathered::all);
-}
-
 std::vector<at::Tensor> collect_with(const models::Model& model, const std::vector<PromptRow>& rows,
                                      hooks::SiteRef site, const at::Tensor& values_ND,
                                      const std::vector<hooks::SiteRef>& sites, const EditContext& context) {
@@ -299,26 +304,30 @@ std::vector<at::Tensor> collect_with(const models::Model& model, const std::vect
   });
 }
 
+std::vector<at::Tensor> collect_at_lookup(const models::Model& model, const std::vector<PromptRow>& rows,
+                                          const std::vector<hooks::SiteRef>& sites, const EditContext& context) {
+  return LayerWalk(model, rows, context).read(sites);
+}
+
 struct LayerWalk::State {
-  const models::Model* model;
-  const EditContext* context;
-  std::vector<PromptRow> rows;
+  const models::Model& model;
+  const EditContext& context;
   int layer = 0;
-  // Fast engine only.
-  CutRows cuts;
-  std::vector<Chunk> chunks;
+  std::vector<PromptRow> rows = {};  // reference engine
+  CutRows cuts = {};                 // fast engine, as the chunks
+  std::vector<Chunk> chunks = {};
 };
 
-LayerWalk::LayerWalk(const models::Model& model, std::vector<PromptRow> rows, const EditContext& context,
+LayerWalk::LayerWalk(const models::Model& model, const std::vector<PromptRow>& rows, const EditContext& context,
                      bool share_beginnings)
-    : state_(std::make_unique<State>()) {
+    : state_(new State{model, context}) {
   EMEND_CHECK(!rows.empty(), "a walk without rows");
-  state_->model = &model;
-  state_->context = &context;
-  state_->rows = std::move(rows);
-  if (context.engine == Engine::kReference) return;
+  if (context.engine == Engine::kReference) {
+    state_->rows = rows;
+    return;
+  }
   // A beginning turns as its own row's length says.
-  state_->cuts = cut(state_->rows, share_beginnings && !model.config().rotary_depends_on_length());
+  state_->cuts = cut(rows, share_beginnings && !model.config().rotary_depends_on_length());
   state_->chunks = make_chunks(state_->cuts);
 }
 
@@ -327,12 +336,12 @@ LayerWalk::~LayerWalk() = default;
 void LayerWalk::advance_to(int layer) {
   EMEND_CHECK(layer >= state_->layer, "a walk goes up");
   const at::NoGradGuard no_grad;
-  const models::Model& model = *state_->model;
+  const models::Model& model = state_->model;
   for (auto& chunk : state_->chunks) {
     const bool shares = !chunk.head_of.empty();
     for (int at = state_->layer, end; at < layer; at = end) {
       end = shares ? at + 1 : layer;  // keys and values of one layer at a time
-      state_->context->cancel.check("keys");
+      state_->context.cancel.check("keys");
       models::ForwardOptions options{
           .first_layer = at, .hidden = chunk.hidden_ND, .end_layer = end, .logit_tokens = kNoTokens};
       models::KvCache cache(model.n_layers());
@@ -347,54 +356,34 @@ void LayerWalk::advance_to(int layer) {
   state_->layer = layer;
 }
 
-at::Tensor LayerWalk::keys() {
+std::vector<at::Tensor> LayerWalk::read(const std::vector<hooks::SiteRef>& sites,
+                                        const std::optional<std::vector<size_t>>& selected) const {
   const at::NoGradGuard no_grad;
-  const hooks::SiteRef site{hooks::Site::kMlpDownIn, state_->layer};
-  if (state_->context->engine == Engine::kReference)
-    return collect_padded(*state_->model, state_->rows, {site}, *state_->context)[0];
-  Gathered gathered(state_->cuts.of_row, state_->cuts.reads.size());
-  for (const auto& chunk : state_->chunks) {
-    state_->context->cancel.check("keys");
-    gathered.add(chunk, run_chunk(*state_->model, chunk, state_->layer, {site})[0]);
+  const auto& [model, context, layer, rows, cuts, chunks] = *state_;
+  if (context.engine == Engine::kReference)
+    return collect_padded(model, selected ? mapped(*selected, [&](size_t i) { return state_->rows[i]; }) : rows, sites,
+                          context);
+  const auto wanted = selected ? mapped(*selected, [&](size_t i) { return state_->cuts.of_row[i]; }) : cuts.of_row;
+  std::vector<bool> is_wanted(cuts.unique.size(), false);
+  for (const int64_t read : wanted) is_wanted[static_cast<size_t>(cuts.reads[static_cast<size_t>(read)].row)] = true;
+  std::vector<Gathered> gathered(sites.size(), Gathered(wanted, cuts.reads.size()));
+  for (const auto& chunk : chunks) {
+    context.cancel.check("keys");
+    const Chunk part = some_of(cuts, chunk, is_wanted);
+    if (part.rows.empty()) continue;
+    const auto values = run_chunk(model, part, layer, sites);
+    for (size_t s = 0; s < sites.size(); ++s) gathered[s].add(part, values[s]);
   }
-  return gathered.all();
+  return mapped(gathered, &Gathered::all);
 }
 
-at::Tensor LayerWalk::values(hooks::SiteRef site, const std::vector<size_t>& selected) {
-  const at::NoGradGuard no_grad;
+at::Tensor LayerWalk::keys() const {
+  return read({{hooks::Site::kMlpDownIn, state_->layer}})[0];
+}
+
+at::Tensor LayerWalk::values(hooks::SiteRef site, const std::vector<size_t>& selected) const {
   EMEND_CHECK(site.layer >= state_->layer && !selected.empty(), "values at or above the walk's layer");
-  if (state_->context->engine == Engine::kReference) {
-    auto rows = mapped(selected, [&](const size_t i) { return state_->rows[i]; });
-    return collect_padded(*state_->model, rows, {site}, *state_->context)[0];
-  }
-  // The selected rows of each chunk as chunks of their own.
-  std::vector<int64_t> wanted;
-  std::vector<bool> is_wanted(state_->cuts.unique.size(), false);
-  for (const size_t i : selected) {
-    wanted.push_back(state_->cuts.of_row[i]);
-    is_wanted[static_cast<size_t>(state_->cuts.reads[static_cast<size_t>(wanted.back())].row)] = true;
-  }
-  Gathered gathered(wanted, state_->cuts.reads.size());
-  for (const auto& chunk : state_->chunks) {
-    state_->context->cancel.check("keys");
-    std::vector<int64_t> rows, tokens, head_of;
-    for (size_t r = 0; r < chunk.rows.size(); ++r) {
-      if (!is_wanted[static_cast<size_t>(chunk.rows[r])]) continue;
-      rows.push_back(chunk.rows[r]);
-      if (!chunk.head_of.empty()) head_of.push_back(chunk.head_of[r]);
-      const auto row = static_cast<int64_t>(r);
-      for (int64_t k = 0; k < chunk.batch.length(row); ++k) tokens.push_back(chunk.batch.token(row, k));
-    }
-    if (rows.empty()) continue;
-    Chunk part = make_chunk(state_->cuts, std::move(rows));
-    part.heads = chunk.heads;
-    part.heads_ND = chunk.heads_ND;
-    part.head_of = std::move(head_of);
-    if (chunk.hidden_ND.defined())
-      part.hidden_ND = chunk.hidden_ND.index_select(0, devices::index_on(tokens, chunk.hidden_ND));
-    gathered.add(part, run_chunk(*state_->model, part, state_->layer, {site})[0]);
-  }
-  return gathered.all();
+  return read({site}, selected)[0];
 }
 
 }  // namespace emend::editors

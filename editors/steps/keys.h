@@ -30,7 +30,8 @@ namespace emend::editors {
 /// many rows begin with is computed once.
 class LayerWalk {
  public:
-  LayerWalk(const models::Model& model, std::vector<PromptRow> rows, const EditContext& context,
+  /// Model and context must outlive the walk.
+  LayerWalk(const models::Model& model, const std::vector<PromptRow>& rows, const EditContext& context,
             bool share_beginnings = false);
   ~LayerWalk();
   LayerWalk(const LayerWalk&) = delete;
@@ -39,9 +40,12 @@ class LayerWalk {
   /// Moves up so that what enters `layer` is known (with the weights as they are now).
   void advance_to(int layer);
   /// [P, F] keys of all rows at the layer advanced to.
-  [[nodiscard]] at::Tensor keys();
+  [[nodiscard]] at::Tensor keys() const;
   /// [selected rows, width]: values at a site in this or a higher layer, for the rows `selected`.
-  [[nodiscard]] at::Tensor values(hooks::SiteRef site, const std::vector<size_t>& selected);
+  [[nodiscard]] at::Tensor values(hooks::SiteRef site, const std::vector<size_t>& selected) const;
+  /// The same of several sites; of all rows unless some are selected.
+  [[nodiscard]] std::vector<at::Tensor> read(const std::vector<hooks::SiteRef>& sites,
+                                             const std::optional<std::vector<size_t>>& selected = {}) const;
 
  private:
   struct State;

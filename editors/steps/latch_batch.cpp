@@ -2,6 +2,7 @@
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
 #include <emend/core/mapped.h>
+#include <emend/core/packed.h>
 #include <emend/core/setting.h>
 #include <emend/core/text.h>
 #include <emend/devices/route.h>
@@ -25,44 +26,6 @@ namespace emend::editors::detail {
 namespace {
 
 using Ids = std::vector<int64_t>;
-
-// The neurons of the layers of all_layers(), as a batch takes them.
-class LatchRoom {
- public:
-  LatchRoom(const LatchHparams& hparams, const std::vector<LayerMemory>& memory, const models::Model& model)
-      : room_(hparams.room) {
-    for (const int64_t layer : hparams.all_layers()) {
-      const int at = static_cast<int>(layer);
-      layers_.push_back({.used = memory[layers_.size()].used.size(),
-                         .vacant = vacant_neurons(model, MlpWeights::of(model, at)).size(),
-                         .width = model.edit_site(at).in_features});
-    }
-  }
-
-  // Takes `neurons` in one of the places [begin, end) and returns it: the first layer with so many vacant ones, then
-  // the first with room; if there is none, the one of which least is taken.
-  [[nodiscard]] size_t take(size_t begin, size_t end, size_t neurons) {
-    const auto first = layers_.begin() + static_cast<std::ptrdiff_t>(begin);
-    const auto last = layers_.begin() + static_cast<std::ptrdiff_t>(end);
-    auto best = std::find_if(first, last, [&](const Layer& layer) { return layer.vacant >= neurons; });
-    if (best == last)
-      best = std::find_if(first, last, [&](const Layer& layer) {
-        return static_cast<double>(layer.used) < room_ * static_cast<double>(layer.width);
-      });
-    if (best == last) best = std::ranges::min_element(first, last, {}, &Layer::used);
-    best->vacant -= std::min(best->vacant, neurons);
-    best->used += neurons;
-    return static_cast<size_t>(best - layers_.begin());
-  }
-
- private:
-  struct Layer {
-    size_t used, vacant;
-    int64_t width;
-  };
-  double room_;
-  std::vector<Layer> layers_;
-};
 
 class LatchBatch {
  public:
@@ -99,13 +62,23 @@ class LatchBatch {
       optimise();
     }
     insert({0, h_.layers.size()});
+    std::vector<LatchUnit> subjects = units_;
     if (!h_.release_layers.empty()) release(released, after);
+    int64_t round = 1;
+    while (round < h_.rounds && again(subjects)) ++round;
+    for (const Written& stage : written_) remember(stage);
     context_.cancel.check("insert");
     transaction_.commit();
   }
 
  private:
   using Places = std::pair<size_t, size_t>;  // of layers, half open: `layers`, then `release_layers`
+  // What later batches shall know of a stage.
+  struct Written {
+    Places places;
+    std::vector<PromptRow> plain;
+    std::vector<int64_t> whose;
+  };
 
   // The model as it was when its weights were last read: what writes the texts that the edit needs and runs prompts.
   [[nodiscard]] const models::Model& reader() const { return copy_ ? *copy_ : model_; }
@@ -190,6 +163,11 @@ class LatchBatch {
     return units;
   }
 
+  // The last two contexts are forms of the prompt; conversations stand behind them.
+  [[nodiscard]] bool plain_or_form(size_t i, size_t r) const {
+    return r == 0 || r + 2 >= batch_.rendered[i].rows.size();
+  }
+
   // By fact, and by the row of it that they stand behind.
   using Continuations = std::vector<std::map<size_t, Continuation>>;
 
@@ -203,7 +181,7 @@ class LatchBatch {
     for (size_t i = 0; i < all.size(); ++i) {
       const RenderedFact& fact = batch_.rendered[i];
       for (size_t r = 0; r < contexts_of(i); ++r) {
-        if (r != 0 && r + 2 < fact.rows.size()) continue;
+        if (!plain_or_form(i, r)) continue;
         auto row = answered(context_at(i, r), fact.target_ids);
         if (std::ssize(row.ids) + h_.release_tokens > model_.max_positions()) continue;
         prompts.push_back(std::move(row.ids));
@@ -326,6 +304,85 @@ class LatchBatch {
     std::erase_if(units_, [](const LatchUnit& unit) { return unit.target.status == FactStatus::kFailed; });
   }
 
+  // Subjects with a fact that the model does not say, after its plain prompt or a form of it.
+  std::vector<LatchUnit> unsaid(const std::vector<LatchUnit>& units) const {
+    std::vector<PromptRow> prompts;
+    std::vector<Ids> answers;
+    std::vector<size_t> asked;  // of the units
+    size_t longest = 0;         // a model with a table of positions has to have room for it behind each
+    for (const RenderedFact& fact : batch_.rendered) longest = std::max(longest, fact.target_ids.size());
+    for (size_t u = 0; u < units.size(); ++u)
+      for (const size_t i : units[u].facts)
+        for (size_t r = 0; r < batch_.rendered[i].rows.size(); ++r) {
+          const PromptRow& prompt = batch_.rendered[i].rows[r];
+          const bool fits = std::ssize(prompt.ids) + static_cast<int64_t>(longest) <= model_.max_positions() + 1;
+          if (!fits || !plain_or_form(i, r)) continue;
+          prompts.push_back(prompt);
+          answers.push_back(batch_.rendered[i].target_ids);
+          asked.push_back(u);
+        }
+    const auto ask = [&] { return packed(says(reader(), prompts, answers, context_.cancel)); };
+    const auto said = unpacked<std::vector<bool>>(context_.sharing.by_first(ask));
+    std::vector<LatchUnit> found;
+    for (size_t p = 0; p < said.size(); ++p)
+      if (!said[p] && (found.empty() || found.back().subject != units[asked[p]].subject))
+        found.push_back(units[asked[p]]);
+    return found;
+  }
+
+  // Once more for the subjects of facts that the model does not say: what is missing is added to the columns of their
+  // neurons. Whether there were any.
+  bool again(std::vector<LatchUnit>& subjects) {
+    constexpr double kSurer = 0.2;  // of the loss at which a target has had enough: a mean hides one token among many
+    const PhaseTimer timer(result_, "targets");
+    read_weights();
+    units_ = unsaid(subjects);
+    if (units_.empty()) return false;
+    context_.log.event(LogLevel::kDebug, "edit.round",
+                       "facts of " + counted(units_.size(), "subject") + " are not said yet: another round", {});
+    const auto by_place = units_by_place();
+    std::map<size_t, std::vector<Target>> targets;  // all of them before the first write
+    for (const auto& [place, units] : by_place) {
+      TargetSpec spec = spec_at(place);
+      spec.stop_loss *= kSurer;
+      const auto problems = mapped(units, [&](const LatchUnit* unit) { return problem_of(*unit); });
+      targets[place] = optimise_targets(model_, problems, spec, context_);
+    }
+    for (const auto& [place, units] : by_place) {
+      Ids places;
+      std::vector<at::Tensor> columns;
+      for (size_t u = 0; u < units.size(); ++u) {
+        Target& target = targets[place][u];
+        if (target.status == FactStatus::kFailed) continue;
+        const LatchUnit& unit = *units[u];
+        for (size_t k = 0; k < unit.neurons.size(); ++k) {
+          places.push_back(unit.neurons[k]);
+          columns.push_back(target.delta_D[0] * ((k % 2 == 0 ? 1 : -1) / unit.value));
+        }
+        note_round(*std::ranges::find(subjects, unit.subject, &LatchUnit::subject), std::move(target));
+      }
+      if (!places.empty())
+        grow_columns(MlpWeights::of(model_, layer_at(place)), places, at::stack(columns, 1), transaction_, result_);
+    }
+    copy_.reset();
+    return true;
+  }
+
+  // The vector of all rounds and its norms, steps and curve of all; converged is what the first round would call so.
+  void note_round(LatchUnit& unit, Target target) {
+    unit.target.delta_D[0] = unit.target.delta_D[0] + target.delta_D[0];
+    target.delta_D = unit.target.delta_D;
+    target.initial_D = unit.target.initial_D;
+    if (target.curve.back().loss < h_.v_stop_loss) target.status = FactStatus::kConverged;
+    for (const size_t i : unit.facts) {
+      FactOutcome& noted = result_.outcomes[batch_.places[i]];
+      Target all = target;
+      all.steps += noted.steps;
+      all.curve.insert(all.curve.begin(), noted.curve.begin(), noted.curve.end());
+      noted = make_outcome(model_.tokenizer(), batch_.rendered[i], all);
+    }
+  }
+
   void insert(Places stage) {
     const PhaseTimer timer(result_, "insert");
     prompts_ = gate_prompts(h_, {facts_, batch_, chats_}, texts_, reader(), context_, units_);
@@ -346,7 +403,8 @@ class LatchBatch {
       write_units(place, units, {there(text.inputs_ND), there(text.energy_F)}, prompts_PD);
     }
     std::erase_if(units_, [](const LatchUnit& unit) { return unit.target.status == FactStatus::kFailed; });
-    remember(stage);
+    written_.push_back({stage, mapped(units_, [&](const LatchUnit& unit) { return prompts_[unit.begin]; }),
+                        mapped(units_, [](const LatchUnit& unit) { return subject_number(unit.subject); })});
     copy_.reset();  // the weights are others now
   }
 
@@ -361,18 +419,16 @@ class LatchBatch {
   }
 
   // Later batches keep their gates shut at these subjects (or answers), in whichever layer they are.
-  void remember(Places stage) {
-    std::vector<PromptRow> plain;
+  void remember(const Written& written) {
+    const auto [begin, end] = written.places;
+    if (written.plain.empty()) return;
     std::vector<hooks::SiteRef> sites;
-    for (const auto& unit : units_) plain.push_back(prompts_[unit.begin]);
-    for (size_t place = stage.first; place < stage.second; ++place)
-      sites.push_back({hooks::Site::kMlpIn, layer_at(place)});
-    if (plain.empty()) return;
-    const auto inputs = collect_at_lookup(model_, plain, sites, context_);
-    for (size_t place = stage.first; place < stage.second; ++place) {
-      for (const auto& row : devices::to_host(inputs[place - stage.first].to(at::kFloat)).unbind(0))
+    for (size_t place = begin; place < end; ++place) sites.push_back({hooks::Site::kMlpIn, layer_at(place)});
+    const auto inputs = collect_at_lookup(model_, written.plain, sites, context_);
+    for (size_t place = begin; place < end; ++place) {
+      for (const auto& row : devices::to_host(inputs[place - begin].to(at::kFloat)).unbind(0))
         memory_[place].seen.push_back(row.clone());
-      for (const auto& unit : units_) memory_[place].whose.push_back(subject_number(unit.subject));
+      memory_[place].whose.insert(memory_[place].whose.end(), written.whose.begin(), written.whose.end());
     }
   }
 
@@ -409,6 +465,11 @@ class LatchBatch {
     const at::Tensor up_ED = weights.gated() ? at::stack(readers) : gate_ED;
     write_neurons(weights, {places, gate_ED, up_ED, at::stack(columns, 1)}, transaction_, result_);
     memory.used.insert(places.begin(), places.end());
+    for (size_t k = 0, taken = 0; k < found.size(); taken += found[k++].opens_D.size()) {
+      const auto first = places.begin() + static_cast<std::ptrdiff_t>(taken);
+      units[k]->neurons.assign(first, first + std::ssize(found[k].opens_D));
+      units[k]->value = found[k].value;
+    }
   }
 
   const LatchHparams& h_;
@@ -424,6 +485,7 @@ class LatchBatch {
   std::vector<FactChats> chats_;  // by fact
   std::vector<LatchUnit> units_;
   std::vector<PromptRow> prompts_;
+  std::vector<Written> written_;
 };
 
 }  // namespace

@@ -83,6 +83,30 @@ GateRule rule_of(const LatchHparams& hparams, const LatchUnit& unit, const Latch
 
 }  // namespace
 
+LatchRoom::LatchRoom(const LatchHparams& hparams, const std::vector<LayerMemory>& memory, const models::Model& model)
+    : room_(hparams.room) {
+  for (const int64_t layer : hparams.all_layers()) {
+    const int at = static_cast<int>(layer);
+    layers_.push_back({.used = memory[layers_.size()].used.size(),
+                       .vacant = vacant_neurons(model, MlpWeights::of(model, at)).size(),
+                       .width = model.edit_site(at).in_features});
+  }
+}
+
+size_t LatchRoom::take(size_t begin, size_t end, size_t neurons) {
+  const auto first = layers_.begin() + static_cast<std::ptrdiff_t>(begin);
+  const auto last = layers_.begin() + static_cast<std::ptrdiff_t>(end);
+  auto best = std::find_if(first, last, [&](const Layer& layer) { return layer.vacant >= neurons; });
+  if (best == last)
+    best = std::find_if(first, last, [&](const Layer& layer) {
+      return static_cast<double>(layer.used) < room_ * static_cast<double>(layer.width);
+    });
+  if (best == last) best = std::ranges::min_element(first, last, {}, &Layer::used);
+  best->vacant -= std::min(best->vacant, neurons);
+  best->used += neurons;
+  return static_cast<size_t>(best - layers_.begin());
+}
+
 int64_t subject_number(const std::string& subject) {
   return static_cast<int64_t>(std::stoull(sha256_hex(subject).substr(0, 15), nullptr, 16));
 }
@@ -116,10 +140,10 @@ std::vector<LatchGate> find_gates(const LatchHparams& hparams, const LatchTexts&
       gate.reads_D = fit.reader(open_PD);
       value_P = value_P * open_PD.mv(gate.reads_D);
     }
-    const double value = value_P.median().item<double>();
-    if (!(value > 0)) return LatchGate{};
+    gate.value = value_P.median().item<double>();
+    if (!(gate.value > 0)) return LatchGate{};
     for (size_t k = 0; k < edges.size(); ++k)
-      gate.adds_D.push_back(beside(unit.target.delta_D[0], prompts_PD) * (signs[k] / value));
+      gate.adds_D.push_back(beside(unit.target.delta_D[0], prompts_PD) * (signs[k] / gate.value));
     return gate;
   };
 

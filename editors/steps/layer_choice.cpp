@@ -1,4 +1,4 @@
-#include <emend/core/error.h>
+#include <emend/core/text.h>
 #include <emend/editors/steps/layer_choice.h>
 #include <emend/hparams/locate.h>
 #include <emend/models/family.h>
@@ -9,12 +9,8 @@ namespace emend::editors {
 namespace {
 
 // "model.layers[27].mlp.down_proj.weight" → "model.layers.27.mlp.down_proj".
-std::string module_path(std::string name) {
-  std::string path;
-  for (const char c : name) {
-    if (c == '[') path += '.';
-    if (c != '[' && c != ']') path += c;
-  }
+std::string module_path(const std::string& name) {
+  std::string path = replace_all(replace_all(name, "[", "."), "]", "");
   for (const std::string suffix : {".weight", ".bias"})
     if (path.ends_with(suffix)) path.resize(path.size() - suffix.size());
   return path;

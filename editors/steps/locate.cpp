@@ -33,8 +33,8 @@ bool acts_through_norm(const TargetSpec& spec, const models::Model& model) {
 class BatchEdit {
  public:
   // `contexts` are sampled into where there are none.
-  BatchEdit(const LocateRecipe& recipe, const LocateMemory& memory, std::optional<ContextTemplates>& contexts,
-            models::Model& model, const EditContext& context)
+  BatchEdit(const Editor& editor, const LocateRecipe& recipe, const LocateMemory& memory,
+            std::optional<ContextTemplates>& contexts, models::Model& model, const EditContext& context)
       : recipe_(recipe),
         memory_(memory),
         kept_contexts_(contexts),
@@ -42,16 +42,14 @@ class BatchEdit {
         context_(context),
         transaction_(model, context.transaction),
         through_norm_(acts_through_norm(recipe.targets, model)),
-        carries_(memory.carried) {}
+        carries_(memory.carried),
+        result_{.editor = editor.name(), .hparams = editor.hparams(), .engine = context.engine} {}
 
   EditResult run(std::span<const datasets::Fact> facts) {
     const bool written_once = recipe_.windows.size > 0 || recipe_.settle;
     EMEND_CHECK(recipe_.windows.size == 0 || !recipe_.merge_equal_keys, "windows of merged facts");
     EMEND_CHECK(recipe_.windows.size == 0 || !recipe_.optimise, "windows of targets that hang on each other");
     EMEND_CHECK(recipe_.rounds.count <= 1 || !written_once, "rounds of an editor that writes a batch once");
-    result_.editor = recipe_.editor;
-    result_.hparams = recipe_.hparams;
-    result_.engine = context_.engine;
     if (facts.empty()) return std::move(result_);
     prepare(facts);
     std::vector<size_t> wanted(batch_.rendered.size());
@@ -72,7 +70,7 @@ class BatchEdit {
     const auto sites = mapped(layers(), [](int layer) { return hooks::SiteRef{hooks::Site::kMlpDownIn, layer}; });
     std::vector<at::Tensor> keys_FN;
     for (const auto& keys_PF : collect_at_lookup(model_, all_rows(), sites, context_))
-      keys_FN.push_back(outside(devices::to_host(average_keys(keys_PF, *contexts_).t().to(context_.solve_dtype)),
+      keys_FN.push_back(outside(devices::to_host(average_keys(keys_PF, contexts_).t().to(context_.solve_dtype)),
                                 memory_.shared[keys_FN.size()]));
     return keys_FN;
   }
@@ -95,20 +93,17 @@ class BatchEdit {
   [[nodiscard]] std::vector<int> layers() const { return {recipe_.common.layers.begin(), recipe_.common.layers.end()}; }
 
   void prepare(std::span<const datasets::Fact> facts) {
+    if (recipe_.keeps_originals() && memory_.originals.empty())
+      for (const int layer : layers()) {
+        const std::string name = model_.edit_site(layer).weight_name;
+        memory_.originals.emplace(name,
+                                  devices::to_host(model_.weight(name).detach(), devices::Purpose::kSnapshot).clone());
+      }
     if (recipe_.modifiers.suit > 0 && !memory_.shared.at(0).defined())
       memory_.shared = names_share(model_, layers(), recipe_.modifiers.suit, context_);
-    {
-      const PhaseTimer timer(result_, "contexts");
-      contexts_ = &ensure_contexts(model_, recipe_.common, ContextGrouping::kPlainApart, context_, kept_contexts_);
-      result_.contexts = *contexts_;
-      result_.seed = context_.seed;
-    }
-    {
-      const PhaseTimer timer(result_, "statistics");
-      if (recipe_.needs_statistics) prepare_statistics(model_, layers(), recipe_.editor, context_);
-    }
-    batch_ = render_batch(model_, facts, *contexts_, {parse_fact_token(recipe_.common.fact_token)});
-    result_.outcomes = batch_.outcomes;
+    batch_ =
+        begin_batch(model_, facts, recipe_.common, ContextGrouping::kPlainApart, context_, kept_contexts_, result_);
+    contexts_ = *result_.contexts;
   }
 
   // Facts of the columns that the model does not say yet, and those that share a target with one of them.
@@ -153,7 +148,7 @@ class BatchEdit {
     columns_.clear();
     EditTransaction rewound(model_);  // gives the present weights back
     if (recipe_.rewinds_targets)
-      for (const auto& [name, weight] : memory_.originals.weights()) write_weight(name, weight, rewound);
+      for (const auto& [name, weight] : memory_.originals) write_weight(name, weight, rewound);
     std::vector<std::vector<const Target*>> of_fact(batch_.rendered.size());
     for (size_t round = 0;; ++round) {
       std::vector<Unit*> now;
@@ -202,8 +197,14 @@ class BatchEdit {
                        ? recipe_.optimise(model_, grouped.problems, keys_of(grouped, facts), recipe_.targets, context_)
                        : optimise_targets(model_, grouped.problems, recipe_.targets, context_);
     if (recipe_.modifiers.nas) anchor(grouped.problems, targets);
-    if (through_norm_) remember_streams(grouped.problems, targets);
-    if (recipe_.replays_forward) replay(grouped.problems, targets);
+    auto goals = mapped(targets, [](const Target& target) {
+      return target.target_D.empty() ? at::Tensor() : target.target_D[0];  // a failed one may have none
+    });
+    if (through_norm_) goals = streams(grouped.problems, goals);
+    if (recipe_.replays_forward)
+      replay(grouped.problems, goals);
+    else
+      for (const auto& goal_D : goals) goals_.push_back({goal_D});
     for (size_t i = 0; i < now.size(); ++i) {
       const size_t problem = grouped.problem_of_fact[i];
       now[i]->target = targets_.size() + problem;
@@ -226,7 +227,7 @@ class BatchEdit {
     }
     const auto keys_PF =
         collect_at_lookup(model_, rows, {{hooks::Site::kMlpDownIn, recipe_.targets.sites[0].layer}}, context_)[0];
-    return devices::to_host(average_keys(keys_PF, *contexts_).t().to(context_.solve_dtype));
+    return devices::to_host(average_keys(keys_PF, contexts_).t().to(context_.solve_dtype));
   }
 
   // Norm-Anchor Scaling (modifiers.h): the targets with the MLP's part at the norm of the unedited model's.
@@ -245,19 +246,15 @@ class BatchEdit {
   }
 
   // Forward replay: what the higher rewritten layers give where the first one gives the target.
-  void replay(const std::vector<TargetProblem>& problems, const std::vector<Target>& targets) {
-    std::vector<at::Tensor> first;
-    for (size_t i = 0; i < targets.size(); ++i)
-      first.push_back(through_norm_ ? streams_[targets_.size() + i].to(at::kFloat) : targets[i].target_D[0]);
+  void replay(const std::vector<TargetProblem>& problems, const std::vector<at::Tensor>& goals) {
+    const at::Tensor first_ND = through_norm_ ? at::stack(goals).to(at::kFloat) : at::stack(goals);
     std::vector<hooks::SiteRef> sites;
     for (size_t l = 0; l < recipe_.common.layers.size(); ++l) sites.push_back(measured(l));
-    const auto values = collect_with(model_, detail::plain_rows(problems), sites[0], at::stack(first), sites, context_);
-    for (size_t i = 0; i < targets.size(); ++i) {
-      replayed_.emplace_back();
-      for (const auto& value_ND : values)
-        replayed_.back().push_back(devices::to_host(value_ND[static_cast<int64_t>(i)]).to(at::kDouble));
-      replayed_.back()[0] = first[i].to(at::kDouble);
-    }
+    auto values = collect_with(model_, detail::plain_rows(problems), sites[0], first_ND, sites, context_);
+    values[0] = first_ND;
+    for (auto& value_ND : values) value_ND = devices::to_host(value_ND).to(at::kDouble);
+    for (int64_t i = 0; i < first_ND.size(0); ++i)
+      goals_.push_back(mapped(values, [i](const at::Tensor& value_ND) { return value_ND[i]; }));
   }
 
   // Where residuals are measured: where δ was, or in the stream behind the norm that it acted through (post_norm.h);
@@ -269,19 +266,16 @@ class BatchEdit {
   }
 
   // The layer's outputs that the targets stand for.
-  void remember_streams(const std::vector<TargetProblem>& problems, const std::vector<Target>& targets) {
-    const std::vector<PromptRow> plain = detail::plain_rows(problems);
+  [[nodiscard]] std::vector<at::Tensor> streams(const std::vector<TargetProblem>& problems,
+                                                const std::vector<at::Tensor>& targets) const {
     const PostNorm norm(model_, measured().layer);
     auto sites = norm.sites();
     sites.push_back(measured());
-    std::vector<at::Tensor> values, changed;
-    for (const auto& value : collect_at_lookup(model_, plain, sites, context_))
-      values.push_back(devices::to_host(value).to(at::kDouble));
+    auto values = collect_at_lookup(model_, detail::plain_rows(problems), sites, context_);
+    for (auto& value_ND : values) value_ND = devices::to_host(value_ND).to(at::kDouble);
     const at::Tensor output_ND = values.back();
     values.pop_back();
-    for (const auto& target : targets) changed.push_back(target.target_D[0].to(at::kDouble));
-    for (const auto& stream_D : norm.layer_output(values, output_ND, at::stack(changed)).unbind(0))
-      streams_.push_back(stream_D);
+    return norm.layer_output(values, output_ND, at::stack(targets).to(at::kDouble)).unbind(0);
   }
 
   // What to add to the matrix's output so that the layer's output moves by the residual, as nearly as the norm allows.
@@ -302,12 +296,7 @@ class BatchEdit {
 
   // One column a unit.
   [[nodiscard]] at::Tensor target_matrix(size_t index = 0) const {
-    std::vector<at::Tensor> columns;
-    for (const Unit* unit : columns_)
-      columns.push_back(recipe_.replays_forward ? replayed_[*unit->target][index]
-                        : through_norm_         ? streams_[*unit->target]
-                                                : targets_[*unit->target].target_D[0]);
-    return at::stack(columns, 1);
+    return at::stack(mapped(columns_, [&](const Unit* unit) { return goals_[*unit->target][index]; }), 1);
   }
 
   void insert() {
@@ -378,7 +367,7 @@ class BatchEdit {
     const at::Tensor targets_DN = target_matrix();
     LayerWalk walk(model_, all_rows(), context_);
     std::vector<size_t> plain;
-    for (size_t n = 0; n < columns_.size(); ++n) plain.push_back(n * contexts_->size());
+    for (size_t n = 0; n < columns_.size(); ++n) plain.push_back(n * contexts_.size());
     const auto& layers = recipe_.common.layers;
     for (size_t i = 0; i < layers.size(); ++i) {
       context_.report("insert", i, layers.size(), "layer " + std::to_string(layers[i]));
@@ -396,7 +385,7 @@ class BatchEdit {
     problem.site = model_.edit_site(problem.layer);
     problem.dtype = context_.solve_dtype;
     problem.weight_DF = oriented(model_, problem.site);
-    if (recipe_.needs_statistics) problem.moment = context_.statistics->get(problem.layer);
+    if (recipe_.common.mom2_adjustment) problem.moment = context_.statistics->get(problem.layer);
 
     walk.advance_to(problem.layer);
     const at::Tensor keys_PF = walk.keys();
@@ -405,7 +394,7 @@ class BatchEdit {
     const auto at_home = [&](const at::Tensor& x) {
       return devices::route_like(x, home, devices::Purpose::kKeys).to(problem.dtype);
     };
-    problem.keys_FN = at_home(average_keys(keys_PF, *contexts_)).t().contiguous();
+    problem.keys_FN = at_home(average_keys(keys_PF, contexts_)).t().contiguous();
     memory_.join(recipe_, problem);
     const at::Tensor remaining_DN = at_home(targets_DN) - at_home(current_ND).t();
     problem.residual_DN = remaining_DN / detail::divisor(recipe_.spread, index, layers.size());
@@ -452,16 +441,15 @@ class BatchEdit {
   const EditContext& context_;
   EditTransaction transaction_;
   bool through_norm_;
-  std::vector<at::Tensor> carries_;             // for the next batch, a layer each
-  std::map<size_t, double> most_reached_;       // by rendered fact, of all layers
-  const ContextTemplates* contexts_ = nullptr;  // in use
+  std::vector<at::Tensor> carries_;        // for the next batch, a layer each
+  std::map<size_t, double> most_reached_;  // by rendered fact, of all layers
+  ContextTemplates contexts_;              // in use
   EditResult result_;
   RenderedBatch batch_;
   std::deque<RenderedFact> parts_;                        // windows; units point into it
   std::deque<std::vector<Unit>> units_;                   // a list a round, in the order of the facts
   std::deque<Target> targets_;                            // outcomes are made from pointers to them
-  std::deque<at::Tensor> streams_;                        // one a target, where they act through a norm
-  std::deque<std::vector<at::Tensor>> replayed_;          // one a target and layer, with forward replay
+  std::deque<std::vector<at::Tensor>> goals_;             // one a target; with forward replay one a target and layer
   std::vector<at::Tensor> written_keys_, wanted_values_;  // one a layer, of the first pass
   std::vector<const Unit*> columns_;                      // what is written
   std::vector<LayerProblem> unsettled_;                   // one a layer, where modifiers follow what settles
@@ -471,15 +459,12 @@ class BatchEdit {
 
 EditResult LocateEditor::edit(models::Model& model, std::span<const datasets::Fact> facts, const EditContext& context) {
   const devices::Tf32Products products(context.tf32);
-  const auto write = [&] {
-    BatchEdit batch(recipe_, memory_, contexts_, model, context);
-    EditResult result = batch.run(facts);
-    context.cancel.check("insert");
-    if ((recipe_.remembers_keys || recipe_.modifiers.simie > 0) && !result.deltas.empty()) batch.remember();
-    memory_ = batch.commit();
-    return result;
-  };
-  return keeps_originals() ? memory_.originals.during(model, recipe_.common.layers, write) : write();
+  BatchEdit batch(*this, recipe_, memory_, contexts_, model, context);
+  EditResult result = batch.run(facts);
+  context.cancel.check("insert");
+  if ((recipe_.remembers_keys || recipe_.modifiers.simie > 0) && !result.deltas.empty()) batch.remember();
+  memory_ = batch.commit();
+  return result;
 }
 
 }  // namespace emend::editors

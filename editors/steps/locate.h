@@ -33,7 +33,7 @@ struct LayerProblem {
   at::Tensor weight_DF;    ///< the weight as it is now: a view, not to be written; weight's dtype and device
   at::Tensor keys_FN;      ///< averaged keys
   at::Tensor residual_DN;  ///< this layer's share of (targets − current values)
-  SecondMoment moment;     ///< absent if the recipe needs none
+  SecondMoment moment;     ///< absent where `mom2_adjustment` is false
   EarlierKeys earlier;     ///< of the batches before this one; nothing unless the recipe remembers keys
   at::Tensor original_DF;  ///< the weight before the first batch, float64; nothing unless the recipe keeps it
   at::Tensor carried;      ///< LayerUpdate::carries of this layer's last batch; nothing before the first
@@ -73,12 +73,9 @@ struct Rounds {
 };
 
 struct LocateRecipe {
-  std::string editor = {};
-  nlohmann::json hparams = {};  ///< effective values, for the record
   hparams::LocateHparams common = {};
   TargetSpec targets = {};  ///< memit_targets, rome_targets, or built by hand
   ResidualSpread spread = ResidualSpread::kEqual;
-  bool needs_statistics = true;
   bool merge_equal_keys = false;  ///< facts whose plain prompts are equal up to the looked-up token share one target
   Passes passes = {};
   Rounds rounds = {};
@@ -112,12 +109,18 @@ struct LocateRecipe {
   bool replays_forward = false;
   Modifiers modifiers = {};
   bool rewinds_targets = false;  ///< targets are optimised with the weights as they were before the first batch
+
+  /// Whether anything here refers to the weights before the first batch.
+  [[nodiscard]] bool keeps_originals() const {
+    return rewinds_targets || correct || compensates || modifiers.revive > 0;
+  }
 };
 
 /// What an editor keeps from batch to batch.
 struct LocateMemory {
   KeyCache keys;
-  OriginalWeights originals;
+  /// The rewritten matrices before the first batch, by name, as they are stored, on the host; if the recipe keeps them.
+  std::map<std::string, at::Tensor> originals;
   std::vector<at::Tensor> carried;  ///< LayerUpdate::carries, a layer each; undefined before the first batch
   std::vector<at::Tensor> shared;   ///< a layer each (names_share), undefined without `suit`
   double nas_norm = 0;              ///< of the first batch; 0: not known yet
@@ -127,17 +130,15 @@ struct LocateMemory {
 };
 
 /// A method of this kind as an editor.
-class LocateEditor final : public Editor {
+class LocateEditor final : public NamedEditor {
  public:
-  explicit LocateEditor(LocateRecipe recipe) : recipe_(std::move(recipe)), memory_(fresh_memory()) {}
+  LocateEditor(LocateRecipe recipe, const RecipeInputs& in)
+      : NamedEditor(in), recipe_(std::move(recipe)), memory_(fresh_memory()) {}
 
-  [[nodiscard]] const std::string& name() const override { return recipe_.editor; }
-  [[nodiscard]] nlohmann::json hparams() const override { return recipe_.hparams; }
   [[nodiscard]] std::vector<int> statistics_layers() const override;
   [[nodiscard]] EditResult edit(models::Model& model, std::span<const datasets::Fact> facts,
                                 const EditContext& context) override;
   [[nodiscard]] std::optional<EditResult> finish(models::Model& model, const EditContext& context) override;
-  void reset() override;
   [[nodiscard]] std::map<std::string, at::Tensor> state() const override;
   void load_state(const std::map<std::string, at::Tensor>& state) override;
 
@@ -146,9 +147,6 @@ class LocateEditor final : public Editor {
   [[nodiscard]] LayerUpdate update(LayerProblem problem) const;
 
  private:
-  [[nodiscard]] bool keeps_originals() const {
-    return recipe_.rewinds_targets || recipe_.correct || recipe_.compensates || recipe_.modifiers.revive > 0;
-  }
   [[nodiscard]] LocateMemory fresh_memory() const {
     const std::vector<at::Tensor> none(recipe_.common.layers.size());
     return {.keys = {}, .originals = {}, .carried = none, .shared = none};
@@ -166,7 +164,7 @@ template <class H>
     std::type_identity_t<std::function<LocateRecipe(const H&, const RecipeInputs&)>> recipe) {
   return editor_entry(std::move(name), std::move(summary), std::move(paper), schema,
                       [recipe = std::move(recipe)](const H& h, const RecipeInputs& in) {
-                        return std::make_unique<LocateEditor>(recipe(h, in));
+                        return std::make_unique<LocateEditor>(recipe(h, in), in);
                       });
 }
 
@@ -226,9 +224,12 @@ struct RenderedBatch {
 [[nodiscard]] RenderedBatch render_batch(const models::Model& model, std::span<const datasets::Fact> facts,
                                          const ContextTemplates& contexts, const RenderOptions& options);
 
-/// Prepares the moments of these layers by the context's provider. Throws Error(kInvalidArgument) without a provider.
-void prepare_statistics(const models::Model& model, const std::vector<int>& layers, const std::string& editor,
-                        const EditContext& context);
+/// What a batch of these methods begins with, noted in `result`: contexts, the moments of the layers that are rewritten
+/// (unless `mom2_adjustment` is false), prompts. Throws Error(kInvalidArgument) where there is no provider of moments.
+[[nodiscard]] RenderedBatch begin_batch(const models::Model& model, std::span<const datasets::Fact> facts,
+                                        const hparams::LocateHparams& hparams, ContextGrouping grouping,
+                                        const EditContext& context, std::optional<ContextTemplates>& kept,
+                                        EditResult& result);
 
 /// A tensor where the layer's systems are solved: on the weight's device, or the host if F×F does not fit.
 [[nodiscard]] at::Tensor solve_home(const models::Model& model, const models::EditSite& site);

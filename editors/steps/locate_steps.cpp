@@ -18,6 +18,8 @@
 namespace emend::editors {
 namespace {
 
+const std::string kOriginal = "original.";  // in a saved state
+
 TargetSpec targets_at(hooks::Site site, int layer, const hparams::LocateHparams& hparams) {
   return {.sites = {{site, layer}},
           .loss_layer = {},
@@ -29,8 +31,8 @@ TargetSpec targets_at(hooks::Site site, int layer, const hparams::LocateHparams&
           .stop_loss = hparams.v_stop_loss};
 }
 
-std::vector<int> layers_of(const LocateRecipe& recipe) {
-  return {recipe.common.layers.begin(), recipe.common.layers.end()};
+std::vector<int> rewritten_layers(const hparams::LocateHparams& hparams) {
+  return {hparams.layers.begin(), hparams.layers.end()};
 }
 
 // Another processor may round a logit to another token: everyone uses what the first process makes.
@@ -264,11 +266,7 @@ std::string one_round(const SharedHparams& hparams) {
 
 LocateRecipe locate_recipe(const hparams::LocateHparams& hparams, const RecipeInputs& in) {
   check_locate_hparams(hparams, in.model, in.raw);
-  return {.editor = in.editor,
-          .hparams = in.values,
-          .common = hparams,
-          .targets = memit_targets(hparams, in.model),
-          .needs_statistics = hparams.mom2_adjustment};
+  return {.common = hparams, .targets = memit_targets(hparams, in.model)};
 }
 
 LocateRecipe shared_recipe(const SharedHparams& hparams, const RecipeInputs& in) {
@@ -358,12 +356,24 @@ RenderedBatch render_batch(const models::Model& model, std::span<const datasets:
   return batch;
 }
 
-void prepare_statistics(const models::Model& model, const std::vector<int>& layers, const std::string& editor,
-                        const EditContext& context) {
-  if (!context.statistics)
-    refuse({editor, "no statistics", "second moments of the keys",
-            "give a StatisticsProvider, or a corpus on the command line"});
-  context.statistics->prepare(model, layers);
+RenderedBatch begin_batch(const models::Model& model, std::span<const datasets::Fact> facts,
+                          const hparams::LocateHparams& hparams, ContextGrouping grouping, const EditContext& context,
+                          std::optional<ContextTemplates>& kept, EditResult& result) {
+  {
+    const PhaseTimer timer(result, "contexts");
+    result.contexts = ensure_contexts(model, hparams, grouping, context, kept);
+    result.seed = context.seed;
+  }
+  if (hparams.mom2_adjustment) {
+    const PhaseTimer timer(result, "statistics");
+    if (!context.statistics)
+      refuse({result.editor, "no statistics", "second moments of the keys",
+              "give a StatisticsProvider, or a corpus on the command line"});
+    context.statistics->prepare(model, rewritten_layers(hparams));
+  }
+  RenderedBatch batch = render_batch(model, facts, *result.contexts, {parse_fact_token(hparams.fact_token)});
+  result.outcomes = batch.outcomes;
+  return batch;
 }
 
 std::vector<std::vector<int64_t>> text_rows(const models::Model& model, int64_t tokens, const EditContext& context,
@@ -395,7 +405,7 @@ void record(const EditContext& context, const std::string& name, const at::Tenso
 }
 
 std::vector<int> LocateEditor::statistics_layers() const {
-  return recipe_.needs_statistics ? layers_of(recipe_) : std::vector<int>{};
+  return recipe_.common.mom2_adjustment ? rewritten_layers(recipe_.common) : std::vector<int>{};
 }
 
 at::Tensor oriented(const models::Model& model, const models::EditSite& site) {
@@ -418,11 +428,11 @@ std::optional<EditResult> LocateEditor::finish(models::Model& model, const EditC
                     .engine = context.engine,
                     .seed = context.seed};
   const PhaseTimer timer(result, "insert");
-  for (const int layer : layers_of(recipe_)) {
+  for (const int layer : rewritten_layers(recipe_.common)) {
     context.cancel.check("finish");
     const models::EditSite site = model.edit_site(layer);
-    const auto original = memory_.originals.weights().find(site.weight_name);
-    if (original == memory_.originals.weights().end()) continue;  // nothing was written
+    const auto original = memory_.originals.find(site.weight_name);
+    if (original == memory_.originals.end()) continue;  // nothing was written
     const at::Tensor original_DF = oriented_original(site, original->second);
     const auto correction =
         recipe_.correct(site, original_DF, oriented_original(site, model.weight(site.weight_name)) - original_DF);
@@ -433,14 +443,9 @@ std::optional<EditResult> LocateEditor::finish(models::Model& model, const EditC
   return result.deltas.empty() ? std::nullopt : std::optional(std::move(result));
 }
 
-void LocateEditor::reset() {
-  memory_ = fresh_memory();
-  if (recipe_.modifiers.leading) recipe_.modifiers.leading->clear();
-}
-
 std::map<std::string, at::Tensor> LocateEditor::state() const {
   auto state = memory_.keys.state();
-  memory_.originals.save(state);
+  for (const auto& [name, weight] : memory_.originals) state.emplace(kOriginal + name, weight);
   for (size_t i = 0; i < memory_.carried.size(); ++i) {
     if (memory_.carried[i].defined()) state.emplace("carried." + std::to_string(i), memory_.carried[i]);
     if (memory_.shared[i].defined()) state.emplace("suit." + std::to_string(i), memory_.shared[i]);
@@ -453,7 +458,11 @@ void LocateEditor::load_state(const std::map<std::string, at::Tensor>& saved) {
   auto state = saved;
   if (recipe_.modifiers.leading) recipe_.modifiers.leading->clear();
   LocateMemory memory = fresh_memory();
-  memory.originals.load(state);
+  std::erase_if(state, [&](const auto& entry) {
+    const bool original = entry.first.starts_with(kOriginal);
+    if (original) memory.originals.emplace(entry.first.substr(kOriginal.size()), entry.second.clone());
+    return original;
+  });
   if (const auto norm = state.extract("nas")) memory.nas_norm = norm.mapped().item<double>();
   for (size_t i = 0; i < memory.carried.size(); ++i) {
     if (auto kept = state.extract("carried." + std::to_string(i))) memory.carried[i] = kept.mapped();
@@ -467,8 +476,8 @@ void LocateMemory::join(const LocateRecipe& recipe, LayerProblem& problem) const
   if (recipe.remembers_keys) problem.earlier = keys.layer(problem.index);
   problem.carried = carried.at(problem.index);
   problem.keys_FN = outside(problem.keys_FN, shared.at(problem.index));
-  if (const auto at = originals.weights().find(problem.site.weight_name);
-      at != originals.weights().end() && (recipe.compensates || recipe.modifiers.revive > 0))
+  if (const auto at = originals.find(problem.site.weight_name);
+      at != originals.end() && (recipe.compensates || recipe.modifiers.revive > 0))
     problem.original_DF = oriented_original(problem.site, at->second);
 }
 

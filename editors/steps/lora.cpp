@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <set>
 
@@ -31,11 +30,8 @@ bool ends_with_module(const std::string& path, std::string_view module) {
 
 // The first number between dots.
 int layer_in_name(const std::string& weight) {
-  for (size_t dot = weight.find('.'); dot != std::string::npos; dot = weight.find('.', dot + 1)) {
-    int layer = -1;
-    const auto [end, error] = std::from_chars(weight.data() + dot + 1, weight.data() + weight.size(), layer);
-    if (error == std::errc() && end != weight.data() + weight.size() && *end == '.') return layer;
-  }
+  for (size_t dot = weight.find('.'), next; (next = weight.find('.', dot + 1)) != std::string::npos; dot = next)
+    if (const auto layer = number_in<int>(weight.substr(dot + 1, next - dot - 1))) return *layer;
   return -1;
 }
 

@@ -159,6 +159,18 @@ void write_neurons(const MlpWeights& weights, const NewNeurons& neurons, EditTra
         transaction, result);
 }
 
+void grow_columns(const MlpWeights& weights, const std::vector<int64_t>& places, const at::Tensor& change_DE,
+                  EditTransaction& transaction, EditResult& result) {
+  const std::string& name = weights.down.weight_name;
+  WeightDelta& delta = *std::ranges::find(result.deltas, name, &WeightDelta::weight);
+  const at::Tensor index_E = delta.right_FR.index_select(0, at::tensor(places, at::kLong)).argmax(1);
+  delta.left_DR = delta.left_DR.index_add(1, index_E, devices::to_host(change_DE).to(at::kDouble));
+  models::Model& model = transaction.model();
+  model.set_weight(
+      name, devices::route_like(transaction.originals().at(name), model.weight(name), devices::Purpose::kSnapshot));
+  note_write(*std::ranges::find(result.layers, name, &LayerFigures::weight), apply_delta(delta, transaction));
+}
+
 namespace {
 
 constexpr int64_t kGateBlock = 192;  // of add_products

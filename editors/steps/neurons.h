@@ -57,6 +57,11 @@ struct NewNeurons {
 void write_neurons(const MlpWeights& weights, const NewNeurons& neurons, EditTransaction& transaction,
                    EditResult& result);
 
+/// Adds change_DE (any float dtype and device) to columns of W_down that write_neurons has written in this transaction:
+/// its delta in `result` grows, and the weight is written anew with it, so that one rounding is all there is.
+void grow_columns(const MlpWeights& weights, const std::vector<int64_t>& places, const at::Tensor& change_DE,
+                  EditTransaction& transaction, EditResult& result);
+
 // Gates: linear functions that are open at some hidden states and shut at all others.
 //   N rows · D their width
 

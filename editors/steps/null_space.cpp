@@ -4,27 +4,6 @@
 #include <emend/editors/steps/null_space.h>
 
 namespace emend::editors {
-namespace {
-
-// Layers' projectors with the moments they were made from: work saved, not state.
-class Projectors {
- public:
-  explicit Projectors(double threshold) : threshold_(threshold) {}
-  const NullSpace& of(const LayerProblem& problem) {
-    const at::Tensor& cov_FF = problem.moment.cov_FF();
-    const auto found = made_.find(problem.layer);
-    if (found != made_.end() && found->second.first.is_same(cov_FF)) return found->second.second;
-    return made_
-        .insert_or_assign(problem.layer, std::pair(cov_FF, NullSpace::of(problem.moment, threshold_, problem.keys_FN)))
-        .first->second.second;
-  }
-
- private:
-  double threshold_;
-  std::map<int, std::pair<at::Tensor, NullSpace>> made_;
-};
-
-}  // namespace
 
 NullSpace NullSpace::of(const SecondMoment& moment, double threshold, const at::Tensor& like) {
   const at::NoGradGuard no_grad;
@@ -75,10 +54,15 @@ const hparams::Schema<NullSpaceHparams>& null_space_schema() {
 LocateRecipe null_space_recipe(const NullSpaceHparams& hparams, const RecipeInputs& in) {
   LocateRecipe recipe = shared_recipe(hparams, in);
   recipe.remembers_keys = true;
-  const auto projectors = std::make_shared<Projectors>(hparams.nullspace_threshold);
-  recipe.update = [projectors, ridge = hparams.L2](const LayerProblem& problem) {
+  // Layers' projectors with the moments they were made from: work saved, not state.
+  const auto made = std::make_shared<std::map<int, std::pair<at::Tensor, NullSpace>>>();
+  recipe.update = [made, threshold = hparams.nullspace_threshold, ridge = hparams.L2](const LayerProblem& problem) {
     const at::NoGradGuard no_grad;
-    const NullSpace& space = projectors->of(problem);
+    auto& [cov_FF, space] = (*made)[problem.layer];
+    if (!cov_FF.is_same(problem.moment.cov_FF())) {
+      space = NullSpace::of(problem.moment, threshold, problem.keys_FN);
+      cov_FF = problem.moment.cov_FF();
+    }
     const auto here = [&](const at::Tensor& x) { return routed(x, problem.keys_FN, problem.keys_FN.scalar_type()); };
     LayerProblem inside = problem;
     inside.keys_FN = space.project(problem.keys_FN);

@@ -29,7 +29,4 @@ class Adam {
   std::vector<at::Tensor> first_, second_;
 };
 
-/// Cuts every entry to [centre − radius, centre + radius], in place: the L∞ ball of FT-L and WISE.
-void clamp_to_box(at::Tensor value, const at::Tensor& centre, double radius);
-
 }  // namespace emend::editors

@@ -25,13 +25,11 @@ size_t last_character(std::string_view text, size_t begin, size_t end) {
 }  // namespace
 
 FactToken parse_fact_token(std::string_view text) {
-  std::vector<std::string> names;
-  for (const auto& [name, value] : kFactTokens) {
+  for (const auto& [name, value] : kFactTokens)
     if (name == text) return value;
-    names.emplace_back(name);
-  }
   refuse({"fact_token", "\"" + std::string(text) + "\"",
-          "subject_last, subject_first, subject_first_after_last or last", did_you_mean(text, names)});
+          "subject_last, subject_first, subject_first_after_last or last",
+          did_you_mean(text, kFactTokens, "", key_of)});
 }
 
 std::string with_leading_space(std::string_view target) {

@@ -157,17 +157,8 @@ EditResult RankOneEditor::edit(models::Model& model, std::span<const datasets::F
   const devices::Tf32Products products(context.tf32);
   EditResult result{.editor = name(), .hparams = hparams(), .engine = context.engine};
   if (facts.empty()) return result;
-  {
-    const PhaseTimer timer(result, "contexts");
-    result.contexts = ensure_contexts(model, recipe_.common, ContextGrouping::kOneGroup, context, contexts_);
-    result.seed = context.seed;
-  }
-  if (const auto layers = statistics_layers(); !layers.empty()) {
-    const PhaseTimer timer(result, "statistics");
-    prepare_statistics(model, layers, name(), context);
-  }
-  RenderedBatch batch = render_batch(model, facts, *result.contexts, {parse_fact_token(recipe_.common.fact_token)});
-  result.outcomes = std::move(batch.outcomes);
+  const RenderedBatch batch =
+      begin_batch(model, facts, recipe_.common, ContextGrouping::kOneGroup, context, contexts_, result);
   EditTransaction transaction(model, context.transaction);
   const size_t total = batch.rendered.size();
   for (size_t i = 0; i < batch.rendered.size(); ++i) {

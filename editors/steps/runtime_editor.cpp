@@ -41,11 +41,6 @@ std::vector<RuntimePart> RuntimeEditor::runtime() const {
   return part_ ? std::vector<RuntimePart>{*part_} : std::vector<RuntimePart>{};
 }
 
-void RuntimeEditor::reset() {
-  scope_.clear();
-  part_.reset();
-}
-
 std::map<std::string, at::Tensor> RuntimeEditor::state() const {
   std::map<std::string, at::Tensor> state;
   if (!part_) return state;
@@ -55,7 +50,7 @@ std::map<std::string, at::Tensor> RuntimeEditor::state() const {
 }
 
 void RuntimeEditor::load_state(const std::map<std::string, at::Tensor>& state) {
-  if (state.empty()) return reset();
+  if (state.empty()) return put_in_force(std::nullopt, *model_);
   const auto values = state.find("values.json");
   if (values == state.end())
     throw Error(ErrorClass::kCorruption, {name(), "a memory without values", "the memory that this editor saved", ""});

@@ -15,7 +15,6 @@ class RuntimeEditor : public NamedEditor {
                                 const EditContext& context) final;
   [[nodiscard]] std::vector<RuntimePart> runtime() const override;
   [[nodiscard]] std::string prefix(std::string_view prompt) const override { return scope_.prefix(prompt); }
-  void reset() override;
   [[nodiscard]] std::map<std::string, at::Tensor> state() const override;
   /// Also puts the loaded edits in force in the model that the editor was made for.
   void load_state(const std::map<std::string, at::Tensor>& state) override;

@@ -20,17 +20,28 @@ std::string factor_key(at::ScalarType dtype, const at::Tensor& like) {
   return std::string(c10::toString(dtype)) + " " + devices::to_string(like.device());
 }
 
+const std::string& in_header(const SafetensorsFile& file, const std::string& name) {
+  const auto found = file.metadata().find(name);
+  if (found == file.metadata().end()) refuse({"", "no \"" + name + "\" in the header", "", ""});
+  return found->second;
+}
+
+// Throws where the file is of another kind or made under another key.
+void require_of(const SafetensorsFile& file, const std::string& format, const std::string& key) {
+  for (const auto& [name, expected] : {std::pair("format", format), std::pair("key", key)})
+    if (const std::string& got = in_header(file, name); got != expected)
+      refuse({"", std::string(name) + " \"" + got + "\"", "", ""});
+}
+
 // The stored factor; nothing if there is none or it is damaged: then it is made again.
 std::optional<SpdFactor> load_factor(const std::filesystem::path& path, const std::string& key, int64_t width) {
   try {
     const auto file = open_cached(path);
-    if (!file || !file->contains("lower")) return std::nullopt;
-    const auto& text = file->metadata();
+    if (!file) return std::nullopt;
+    require_of(*file, kFactorFormat, key);
     const at::Tensor lower_FF = file->tensor("lower");
-    if (text.at("format") != kFactorFormat || text.at("key") != key || lower_FF.scalar_type() != at::kDouble ||
-        lower_FF.dim() != 2 || lower_FF.size(0) != width || lower_FF.size(1) != width)
-      return std::nullopt;
-    return SpdFactor::from_parts(lower_FF.clone(), std::stod(text.at("jitter")));
+    if (lower_FF.scalar_type() != at::kDouble || lower_FF.sizes() != at::IntArrayRef{width, width}) return std::nullopt;
+    return SpdFactor::from_parts(lower_FF.clone(), std::stod(file->metadata().at("jitter")));
   } catch (const std::exception&) {
     return std::nullopt;
   }
@@ -121,31 +132,17 @@ void save_second_moment(const std::filesystem::path& path, const SecondMoment& m
 }
 
 std::optional<SecondMoment> load_second_moment(const std::filesystem::path& path, const std::string& key) {
-  const auto opened = open_cached(path);
-  if (!opened) return std::nullopt;
-  const SafetensorsFile& file = *opened;
-  const auto refuse = [&](const std::string& got, const std::string& expected) {
-    throw Error(ErrorClass::kCorruption, {path.string(), got, expected, "delete the file; it will be computed again"});
-  };
-  const auto text = [&](const char* name) {
-    const auto found = file.metadata().find(name);
-    if (found == file.metadata().end())
-      refuse(std::string("no \"") + name + "\" in the header", "a statistics file of emend");
-    return found->second;
-  };
-  if (text("format") != kFormat) refuse("format \"" + text("format") + "\"", kFormat);
-  if (text("key") != key) refuse("the key of other settings", "key " + key);
-  if (!file.contains("cov") || file.tensors().size() != 1) refuse("other tensors", "one tensor \"cov\"");
-  const at::Tensor cov_FF = file.tensor("cov");
+  const auto file = open_cached(path);
+  if (!file) return std::nullopt;
   try {
-    const int64_t count = std::stoll(text("count"));
-    return SecondMoment(cov_FF.clone(), count, parse_json(text("origin"), "origin"));
-  } catch (const Error& error) {
-    refuse(error.what(), "a second moment");
-  } catch (const std::exception&) {
-    refuse("unreadable metadata", "a statistics file of emend");
+    require_of(*file, kFormat, key);
+    return SecondMoment(file->tensor("cov").clone(), std::stoll(in_header(*file, "count")),
+                        parse_json(in_header(*file, "origin"), "origin"));
+  } catch (const std::exception& error) {
+    throw Error(ErrorClass::kCorruption,
+                {path.string(), error.what(), "a statistics file of emend, with the key " + key,
+                 "delete the file; it will be computed again"});
   }
-  return std::nullopt;
 }
 
 const SecondMoment& detail::prepared(const std::map<int, SecondMoment>& moments, int layer) {

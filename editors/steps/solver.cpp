@@ -87,51 +87,36 @@ at::Tensor routed(const at::Tensor& x, const at::Tensor& like, at::ScalarType dt
   return devices::route_like(x, like, devices::Purpose::kSolve).to(dtype);
 }
 
-// Calls `factorise` with 0 and, while that fails, with growing multiples of `mean`, which it is to add to the diagonal.
-// It returns nothing where the matrix is not positive definite.
-SpdFactor SpdFactor::with_jitter(const std::function<std::optional<at::Tensor>(double)>& factorise, double mean,
-                                 int64_t width, at::ScalarType dtype, const std::string& what) {
+SpdFactor SpdFactor::of(const at::Tensor& matrix_FF, at::ScalarType dtype, const std::string& what) {
+  const auto transpose = [&] {  // turned once more there
+    return matrix_FF.t().to(dtype, /*non_blocking=*/false, /*copy=*/true, at::MemoryFormat::Contiguous);
+  };
+  return of_built(transpose, dtype, what);
+}
+
+SpdFactor SpdFactor::of_built(const std::function<at::Tensor()>& build, at::ScalarType dtype, const std::string& what) {
+  const at::NoGradGuard no_grad;
   const double first = dtype == at::kDouble ? 1e-14 : 1e-7;
+  double mean = 0;
+  int64_t width = 0;
   for (double relative = 0; relative <= first * 1.1e5; relative = relative == 0 ? first : 10 * relative) {
     if (relative > 0 && !(mean > 0 && std::isfinite(mean))) break;
-    if (const auto lower = factorise(relative * mean)) return from_parts(*lower, relative * mean);
+    const at::Tensor matrix = build();
+    if (relative == 0) {
+      mean = matrix.diagonal().mean().item<double>();
+      width = matrix.size(0);
+    } else {
+      matrix.diagonal().add_(relative * mean);
+    }
+    // Column-major, as LAPACK wants it; being symmetric, the matrix is its own transpose.
+    at::Tensor columns = matrix.t(), info = at::empty({0}, matrix.options().dtype(at::kInt));
+    at::linalg_cholesky_ex_out(columns, info, columns);
+    if (info.item<int64_t>() == 0) return from_parts(columns, relative * mean);
   }
   throw Error(ErrorClass::kNumeric, {"solve", what + " (" + std::to_string(width) + " wide) is not positive definite",
                                      "a positive definite matrix",
                                      "take more text for the statistics (" + setting("stats_tokens") + ", " +
                                          setting("corpus") + "; at least ten times as many tokens as the width)"});
-}
-
-SpdFactor SpdFactor::of(const at::Tensor& matrix_FF, at::ScalarType dtype, const std::string& what) {
-  const at::NoGradGuard no_grad;
-  const at::Tensor matrix = matrix_FF.to(dtype);
-  const auto factorise = [&](double shift) -> std::optional<at::Tensor> {
-    at::Tensor shifted = matrix;
-    if (shift > 0) {
-      shifted = matrix.clone();
-      shifted.diagonal().add_(shift);
-    }
-    const auto [lower, info] = at::linalg_cholesky_ex(shifted);
-    return info.item<int64_t>() == 0 ? std::optional(lower) : std::nullopt;
-  };
-  return with_jitter(factorise, matrix.diagonal().mean().item<double>(), matrix.size(0), dtype, what);
-}
-
-SpdFactor SpdFactor::of_built(const std::function<at::Tensor()>& build, at::ScalarType dtype, const std::string& what) {
-  const at::NoGradGuard no_grad;
-  at::Tensor matrix = build();
-  const double mean = matrix.diagonal().mean().item<double>();
-  const int64_t width = matrix.size(0);
-  const auto factorise = [&](double shift) -> std::optional<at::Tensor> {
-    if (!matrix.defined()) matrix = build();
-    if (shift > 0) matrix.diagonal().add_(shift);
-    // Column-major, as LAPACK wants it; being symmetric, the matrix is its own transpose.
-    at::Tensor columns = matrix.t(), info = at::empty({0}, matrix.options().dtype(at::kInt));
-    at::linalg_cholesky_ex_out(columns, info, columns);
-    matrix = at::Tensor();
-    return info.item<int64_t>() == 0 ? std::optional(columns) : std::nullopt;
-  };
-  return with_jitter(factorise, mean, width, dtype, what);
 }
 
 SpdFactor SpdFactor::from_parts(at::Tensor lower_FF, double jitter) {

@@ -30,8 +30,6 @@ class SpdFactor {
   [[nodiscard]] static SpdFactor from_parts(at::Tensor lower_FF, double jitter);
 
  private:
-  [[nodiscard]] static SpdFactor with_jitter(const std::function<std::optional<at::Tensor>(double)>& factorise,
-                                             double mean, int64_t width, at::ScalarType dtype, const std::string& what);
   at::Tensor lower_FF_;
   double jitter_ = 0;
 };

@@ -59,7 +59,6 @@ std::map<int, SecondMoment> collect_second_moments(const models::Model& model,
       options.progress(
           {"statistics", static_cast<double>(done), static_cast<double>(total), std::to_string(done) + " tokens"});
   });
-  if (sums[0].count == 0) refuse({"statistics", "no tokens", "rows of tokens", "give another corpus"});
   return detail::moments_of({detail::total_of(model, sums[0], layers, nullptr)}, options);
 }
 
@@ -109,12 +108,34 @@ struct detail::CorpusState {
       return std::nullopt;
     }
   }
+  [[nodiscard]] std::filesystem::path path_of(const std::string& cache_key) const {
+    return options.cache / (cache_key + ".safetensors");
+  }
   std::optional<SecondMoment> cached(int layer, const std::string& cache_key) const {
-    const auto path = options.cache / (cache_key + ".safetensors");
+    const auto path = path_of(cache_key);
     auto moment = unless_damaged([&] { return load_second_moment(path, cache_key); });
     if (moment)
       options.log.info("statistics.cache", "statistics of layer " + std::to_string(layer) + " from " + path.string());
     return moment;
+  }
+
+  // Into the cache, which then gives up what was not used for long.
+  void keep(const std::string& cache_key, const std::function<void(const std::filesystem::path&)>& write) const {
+    const auto in_folder = [&] {
+      const auto path = path_of(cache_key);
+      std::filesystem::create_directories(options.cache);
+      write(path);
+      for (const auto& removed : prune_cache(options.cache, cache_limit(), path))
+        options.log.info("statistics.pruned",
+                         "removed " + removed.path.string() + " to keep the cache within its bound");
+    };
+    if (options.cache_is_output) return in_folder();
+    keep_if_possible(options.log, "statistics.cache", in_folder);
+  }
+  // The factor's file stands beside the moment's.
+  void keep_factor(const std::string& cache_key, const SecondMoment& moment) const {
+    const std::string factor_key = sha256_hex(cache_key + " factor");
+    moment.keep_factor_at(path_of(factor_key), factor_key);
   }
 };
 
@@ -128,30 +149,6 @@ std::vector<int> missing_anywhere(const std::vector<int>& missing, devices::Coll
   for (const auto& text : group.all_gather(nlohmann::json(missing).dump()))
     for (const int layer : nlohmann::json::parse(text).get<std::vector<int>>()) all.insert(layer);
   return {all.begin(), all.end()};
-}
-
-void keep(const StatisticsOptions& options, const std::function<void()>& write) {
-  if (options.cache_is_output) return write();
-  keep_if_possible(options.log, "statistics.cache", write);
-}
-
-// Into the cache, which then gives up what was not used for long.
-void store(const StatisticsOptions& options, const std::string& key, const SecondMoment& moment) {
-  keep(options, [&] {
-    const auto path = options.cache / (key + ".safetensors");
-    std::filesystem::create_directories(options.cache);
-    save_second_moment(path, moment, key);
-    for (const auto& removed : prune_cache(options.cache, cache_limit(), path))
-      options.log.info("statistics.pruned", "removed " + removed.path.string() + " to keep the cache within its bound");
-  });
-}
-
-// The factor's file stands beside the moment's.
-void keep_factor(const StatisticsOptions& options, const std::map<int, std::string>& keys, int layer,
-                 const SecondMoment& moment) {
-  if (keys.empty()) return;
-  const std::string key = sha256_hex(keys.at(layer) + " factor");
-  moment.keep_factor_at(options.cache / (key + ".safetensors"), key);
 }
 
 // Whether there was something to say of a moment, computed now or long ago.
@@ -184,16 +181,15 @@ class Collection {
   // `keys`: of the cache files, a layer each; empty without a cache.
   Collection(const CorpusState& state, const models::Model& model, std::vector<int> layers,
              const std::map<int, std::string>& keys)
-      : options_(state.options),
+      : state_(state),
+        options_(state.options),
         model_(model),
         layers_(std::move(layers)),
-        group_(state.group),
         automatic_(options_.tokens == kAutoTokens),
-        most_(state.tokens),
         source_(detail::make_row_source(model, state.text, options_)) {
     const bool apart = automatic_ || widest(model, layers_) <= kHalvesUpTo;
     halves_.resize(apart ? 2 : 1);
-    if (keys.empty() || group_) return;
+    if (keys.empty() || state_.group) return;
     std::string all;
     for (const int layer : layers_) all += keys.at(layer);
     partial_key_ = sha256_hex(all + " partial");
@@ -201,15 +197,16 @@ class Collection {
 
   std::map<int, SecondMoment> run() {
     resume();
-    int64_t goal = automatic_ ? std::min(most_, kFirstAsked * widest(model_, layers_)) : most_;
+    const int64_t most = state_.tokens;
+    int64_t goal = automatic_ ? std::min(most, kFirstAsked * widest(model_, layers_)) : most;
     for (;;) {
       read(goal);
       std::vector<detail::Sums> totals;
-      for (const auto& half : halves_) totals.push_back(detail::total_of(model_, half, layers_, group_));
+      for (const auto& half : halves_) totals.push_back(detail::total_of(model_, half, layers_, state_.group));
       if (totals.size() == 2) checks_.push_back(detail::compare(totals));
-      const bool enough = !automatic_ || settled() || goal >= most_ || source_->exhausted();
-      if (enough) return finish(std::move(totals));
-      goal = std::min(most_, 2 * goal);
+      const bool enough = !automatic_ || settled() || goal >= most || source_->exhausted();
+      if (enough) return finish(totals);
+      goal = std::min(most, 2 * goal);
     }
   }
 
@@ -219,7 +216,7 @@ class Collection {
       const auto rows = source_->take(std::min(goal - read_, kChunkTokens));
       if (rows.empty()) break;
       const int64_t before = read_;
-      detail::add_rows(model_, rows, layers_, options_, group_, halves_, [&](int64_t tokens) {
+      detail::add_rows(model_, rows, layers_, options_, state_.group, halves_, [&](int64_t tokens) {
         read_ += tokens;
         if (options_.progress)
           options_.progress({"statistics", static_cast<double>(std::min(read_, goal)), static_cast<double>(goal),
@@ -227,7 +224,7 @@ class Collection {
       });
       rows_ += static_cast<int64_t>(rows.size());
       if (read_ == before) break;
-      if (std::chrono::steady_clock::now() - saved_ >= options_.save_every && read_ < most_) save();
+      if (std::chrono::steady_clock::now() - saved_ >= options_.save_every && read_ < state_.tokens) save();
     }
   }
 
@@ -238,28 +235,20 @@ class Collection {
                        [&](const auto& layer) { return layer.second.disagreement <= options_.convergence; });
   }
 
-  std::map<int, SecondMoment> finish(std::vector<detail::Sums> totals) {
-    int64_t count = 0;
-    for (const auto& total : totals) count += total.count;
-    if (count == 0) refuse({"statistics", "no tokens", "rows of tokens", "give another corpus"});
-    std::map<int, SecondMoment> moments;
-    for (auto& [layer, moment] : detail::moments_of(totals, options_)) {
-      nlohmann::json origin = moment.origin();
-      if (!checks_.empty()) {
-        auto& report = origin["convergence"] = {{"rule", automatic_ ? "halves agree" : "fixed"}};
-        if (automatic_) report["limit"] = options_.convergence;
-        for (const auto& check : checks_)
-          if (const auto found = check.find(layer); found != check.end())
-            report["checks"].push_back(found->second.to_json());
-      }
-      moments.emplace(layer, SecondMoment(moment.cov_FF(), moment.count(), std::move(origin)));
-    }
+  std::map<int, SecondMoment> finish(const std::vector<detail::Sums>& totals) {
+    auto moments = detail::moments_of(totals, options_, [&](int layer, nlohmann::json& origin) {
+      origin["text"] = state_.source();
+      if (checks_.empty()) return;
+      auto& report = origin["convergence"] = {{"rule", automatic_ ? "halves agree" : "fixed"}};
+      if (automatic_) report["limit"] = options_.convergence;
+      for (const auto& check : checks_)
+        if (const auto found = check.find(layer); found != check.end())
+          report["checks"].push_back(found->second.to_json());
+    });
     std::error_code none;
-    if (!partial_key_.empty()) std::filesystem::remove(partial_path(), none);
+    if (!partial_key_.empty()) std::filesystem::remove(state_.path_of(partial_key_), none);
     return moments;
   }
-
-  [[nodiscard]] std::filesystem::path partial_path() const { return options_.cache / (partial_key_ + ".safetensors"); }
 
   void save() {
     saved_ = std::chrono::steady_clock::now();
@@ -272,9 +261,8 @@ class Collection {
         tensors.emplace_back(std::to_string(half) + "." + std::to_string(layer),
                              devices::to_host(sum_FF, devices::Purpose::kStatistics).contiguous());
     }
-    keep(options_, [&] {
-      std::filesystem::create_directories(options_.cache);
-      write_checked(partial_path(), tensors,
+    state_.keep(partial_key_, [&](const std::filesystem::path& path) {
+      write_checked(path, tensors,
                     {{"format", "emend partial statistics 1"}, {"key", partial_key_}, {"state", state.dump()}});
     });
   }
@@ -282,7 +270,7 @@ class Collection {
   void resume() {
     if (partial_key_.empty()) return;
     try {
-      const auto file = open_cached(partial_path());
+      const auto file = open_cached(state_.path_of(partial_key_));
       if (!file || file->metadata().at("key") != partial_key_) return;
       const auto state = nlohmann::json::parse(file->metadata().at("state"));
       std::vector<detail::Sums> halves(halves_.size());
@@ -307,12 +295,11 @@ class Collection {
     }
   }
 
+  const CorpusState& state_;
   const StatisticsOptions& options_;
   const models::Model& model_;
   std::vector<int> layers_;
-  devices::Collectives* group_;
   bool automatic_;
-  int64_t most_;
   std::unique_ptr<detail::RowSource> source_;
   std::vector<detail::Sums> halves_;
   std::vector<std::map<int, HalvesReport>> checks_;
@@ -351,7 +338,7 @@ void CorpusStatistics::prepare(const models::Model& model, const std::vector<int
     for (const int layer : missing) {
       keys[layer] = state.key(model, weights, layer, state.tokens);
       if (auto moment = state.cached(layer, keys[layer])) {
-        keep_factor(options, keys, layer, *moment);
+        state.keep_factor(keys[layer], *moment);
         state.moments.emplace(layer, *moment);
         state.from_cache.push_back(layer);
       }
@@ -367,12 +354,12 @@ void CorpusStatistics::prepare(const models::Model& model, const std::vector<int
   }
   if (!missing.empty()) {
     for (auto& [layer, moment] : Collection(state, model, missing, keys).run()) {
-      nlohmann::json origin = moment.origin();
-      origin["text"] = state.source();
-      SecondMoment named(moment.cov_FF(), moment.count(), origin);
-      if (!keys.empty() && (!group || group->rank() == 0)) store(options, keys[layer], named);
-      keep_factor(options, keys, layer, named);
-      state.moments.emplace(layer, named);
+      if (!keys.empty() && (!group || group->rank() == 0))
+        state.keep(keys[layer], [&, key = keys[layer], &made = moment](const std::filesystem::path& path) {
+          save_second_moment(path, made, key);
+        });
+      if (!keys.empty()) state.keep_factor(keys[layer], moment);
+      state.moments.emplace(layer, moment);
       state.computed.push_back(layer);
     }
     if (group) group->barrier();  // the cache is written when any process goes on
@@ -416,15 +403,13 @@ std::vector<std::vector<int64_t>> CorpusStatistics::rows(const models::Model& mo
 StatisticsProvider::Kept CorpusStatistics::kept(const models::Model& model, const std::string& what,
                                                 const std::vector<int>& layers, const MakeKept& make) {
   const CorpusState& state = *state_;
-  const StatisticsOptions& options = state.options;
   if (!state.remembers(model)) return make(layers);
   const std::string weights = model.current_fingerprint();
   const auto key_of = [&](int layer) { return sha256_hex(state.key(model, weights, layer, 0) + " " + what); };
-  const auto path_of = [&](int layer) { return options.cache / (key_of(layer) + ".safetensors"); };
   Kept kept;
   std::vector<int> missing;
   for (const int layer : layers) {
-    const auto file = state.unless_damaged([&] { return open_cached(path_of(layer)); });
+    const auto file = state.unless_damaged([&] { return open_cached(state.path_of(key_of(layer))); });
     if (!file) {
       missing.push_back(layer);
       continue;
@@ -433,9 +418,8 @@ StatisticsProvider::Kept CorpusStatistics::kept(const models::Model& model, cons
   }
   if (missing.empty()) return kept;
   for (auto& [layer, tensors] : make(missing)) {
-    keep(options, [&, path = path_of(layer)] {
-      std::filesystem::create_directories(options.cache);
-      write_checked(path, {tensors.begin(), tensors.end()}, {{"format", "emend " + what}, {"key", key_of(layer)}});
+    state.keep(key_of(layer), [&, key = key_of(layer), &made = tensors](const std::filesystem::path& path) {
+      write_checked(path, {made.begin(), made.end()}, {{"format", "emend " + what}, {"key", key}});
     });
     kept[layer] = tensors;
   }

@@ -139,9 +139,11 @@ std::map<int, HalvesReport> compare(const std::vector<Sums>& totals) {
   return reports;
 }
 
-std::map<int, SecondMoment> moments_of(const std::vector<Sums>& totals, const StatisticsOptions& options) {
+std::map<int, SecondMoment> moments_of(const std::vector<Sums>& totals, const StatisticsOptions& options,
+                                       const std::function<void(int, nlohmann::json&)>& more) {
   int64_t count = 0, documents = 0;
   for (const auto& total : totals) count += total.count, documents += total.documents;
+  if (count == 0) refuse({"statistics", "no tokens", "rows of tokens", "give another corpus"});
   std::map<int, SecondMoment> moments;
   for (const auto& [layer, first_FF] : totals[0].sums_FF) {
     at::Tensor sum_FF = first_FF;
@@ -151,6 +153,7 @@ std::map<int, SecondMoment> moments_of(const std::vector<Sums>& totals, const St
                              {"first_token", name_of(options.first_token)},
                              {"max_length", options.max_length},
                              {"layer", layer}};
+    if (more) more(layer, origin);
     moments.emplace(layer, SecondMoment((sum_FF / count).to(options.dtype), count, std::move(origin)));
   }
   return moments;

@@ -288,45 +288,28 @@ Target summarise(const std::vector<const Target*>& windows) {
   return all;
 }
 
-// Targets are on the host already, in float32 or float64.
-static nlohmann::json vector_document(const at::Tensor& x_D) {
-  const at::Tensor x = x_D.contiguous();
-  const auto* bytes = static_cast<const uint8_t*>(x.const_data_ptr());
-  return {{"dtype", static_cast<int>(x.scalar_type())}, {"bytes", nlohmann::json::binary({bytes, bytes + x.nbytes()})}};
-}
+}  // namespace emend::editors
 
-static at::Tensor read_vector(const nlohmann::json& document) {
-  const auto& bytes = document.at("bytes").get_binary();
-  const auto dtype = static_cast<at::ScalarType>(document.at("dtype").get<int>());
-  at::Tensor x = at::empty({static_cast<int64_t>(bytes.size() / c10::elementSize(dtype))}, dtype);
-  std::copy(bytes.begin(), bytes.end(), static_cast<uint8_t*>(x.mutable_data_ptr()));
-  return x;
-}
+// Targets go to other processes as JSON. Their vectors are on the host already, in float32 or float64.
+template <>
+struct nlohmann::adl_serializer<at::Tensor> {
+  static void to_json(json& document, const at::Tensor& x_D) {
+    const at::Tensor x = x_D.contiguous();
+    const auto* bytes = static_cast<const uint8_t*>(x.const_data_ptr());
+    document = {{"dtype", static_cast<int>(x.scalar_type())}, {"bytes", json::binary({bytes, bytes + x.nbytes()})}};
+  }
+  static void from_json(const json& document, at::Tensor& x) {
+    const auto& bytes = document.at("bytes").get_binary();
+    const auto dtype = static_cast<at::ScalarType>(document.at("dtype").get<int>());
+    x = at::empty({static_cast<int64_t>(bytes.size() / c10::elementSize(dtype))}, dtype);
+    std::copy(bytes.begin(), bytes.end(), static_cast<uint8_t*>(x.mutable_data_ptr()));
+  }
+};
 
-// Without traces.
-static void to_json(nlohmann::json& document, const Target& target) {
-  nlohmann::json curve = nlohmann::json::array();
-  for (const auto& terms : target.curve)
-    curve.push_back({terms.loss, terms.nll, terms.kl, terms.weight_decay, terms.probability});
-  document = {{"initial", mapped(target.initial_D, vector_document)},
-              {"delta", mapped(target.delta_D, vector_document)},
-              {"target", mapped(target.target_D, vector_document)},
-              {"status", static_cast<int>(target.status)},
-              {"reason", target.reason},
-              {"steps", target.steps},
-              {"curve", curve}};
-}
+namespace emend::editors {
 
-static void from_json(const nlohmann::json& document, Target& target) {
-  target.initial_D = mapped(document.at("initial"), read_vector);
-  target.delta_D = mapped(document.at("delta"), read_vector);
-  target.target_D = mapped(document.at("target"), read_vector);
-  target.status = static_cast<FactStatus>(document.at("status").get<int>());
-  target.reason = document.at("reason").get<std::string>();
-  target.steps = document.at("steps").get<int64_t>();
-  for (const auto& terms : document.at("curve"))
-    target.curve.push_back({terms.at(0), terms.at(1), terms.at(2), terms.at(3), terms.at(4)});
-}
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(LossTerms, loss, nll, kl, weight_decay, probability)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Target, initial_D, delta_D, target_D, status, reason, steps, curve)  // no traces
 
 namespace detail {
 namespace {

@@ -173,9 +173,4 @@ void Adam::step(const std::vector<at::Tensor>& variables, const std::vector<at::
   }
 }
 
-void clamp_to_box(at::Tensor value, const at::Tensor& centre, double radius) {
-  const at::NoGradGuard no_grad;
-  value.copy_(at::maximum(at::minimum(value, centre + radius), centre - radius));
-}
-
 }  // namespace emend::editors

@@ -14,8 +14,8 @@ struct TraceTokens {
   std::vector<int64_t> ids;
   int64_t subject_begin = 0, subject_end = 0;
 };
-/// Throws Error(kInvalidArgument) if the subject is not in the prompt or has no token.
-[[nodiscard]] TraceTokens trace_tokens(const models::Tokenizer& tokenizer, const KnownFact& fact);
+/// Throws Error(kInvalidArgument) if the prompt has no {} for the subject or this has no token.
+[[nodiscard]] TraceTokens trace_tokens(const models::Tokenizer& tokenizer, const datasets::Fact& fact);
 
 /// The site whose output is restored.
 [[nodiscard]] hooks::Site trace_site(TraceKind kind);

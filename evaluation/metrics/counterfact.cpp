@@ -67,8 +67,56 @@ CaseVerdict judge_counterfact(const json& raw) {
   return verdict;
 }
 
-const MetricInfo& counterfact_info() {
-  static const MetricInfo info = {
+class Counterfact final : public Metric {
+ public:
+  using Metric::Metric;
+
+  [[nodiscard]] bool suits(const datasets::FactSet& facts) const override {
+    if (facts.format == "zsre") return false;  // its own protocol compares other things
+    return std::ranges::any_of(facts.facts, [](const datasets::Fact& fact) {
+      return fact.target_true && (!fact.neighborhood_prompts.empty() || !fact.paraphrase_prompts.empty());
+    });
+  }
+
+  void plan(const MetricContext& context, ScoreSheet& sheet) override {
+    const auto& facts = context.facts.facts;
+    outcome_.cases.resize(facts.size());
+    for (size_t i = 0; i < facts.size(); ++i) {
+      ask(sheet, i, facts[i], kRewrite, {facts[i].full_prompt()});
+      ask(sheet, i, facts[i], kParaphrase, facts[i].paraphrase_prompts);
+      ask(sheet, i, facts[i], kNeighborhood,
+          facts[i].target_true ? facts[i].neighborhood_prompts : std::vector<std::string>());
+    }
+  }
+
+ private:
+  /// Both targets behind each of the texts. The raw values are named as in the MEMIT repository's files.
+  void ask(ScoreSheet& sheet, size_t i, const datasets::Fact& fact, const Prompts& prompts,
+           const std::vector<std::string>& texts) {
+    json& row = outcome_.cases[i];
+    json &probs = row[prompts.raw_name + "_probs"] = json::array(),
+         &correct = row[prompts.raw_name + "_correct"] = json::array();
+    const bool true_is_right = prompts.true_is_right;
+    for (const auto& text : texts) {
+      sheet.add(i, text, fact.target_new, [&probs, &correct, true_is_right](const Score& score) {
+        probs.push_back({{"target_new", score.mean_nll()}, {"target_true", nullptr}});
+        probs.back()["tokens"] = {score.labels.size(), size_t{0}};
+        if (!true_is_right) correct.push_back(score.all_correct());
+      });
+      if (!fact.target_true) continue;
+      sheet.add(i, text, *fact.target_true, [&probs, &correct, true_is_right](const Score& score) {
+        probs.back()["target_true"] = score.mean_nll();
+        probs.back()["tokens"][1] = score.labels.size();
+        if (true_is_right) correct.push_back(score.all_correct());
+      });
+    }
+  }
+};
+
+}  // namespace
+
+MetricInfo make_counterfact() {
+  return {
       "counterfact",
       "success, magnitude and accuracy on rewrite, paraphrase and neighbourhood prompts; harmonic score",
       "ROME and MEMIT (Meng et al. 2022/23): eval_utils_counterfact.py, summarize.py",
@@ -102,85 +150,11 @@ const MetricInfo& counterfact_info() {
            "Neighbourhood prompts after which the old answer is predicted token for token.", "%", true,
            accuracy(kNeighborhood)},
       },
+      made<Counterfact>,
       judge_counterfact,
       /*keyed=*/{},
       /*alone=*/true,
       /*memit_names=*/true};
-  return info;
-}
-
-/// The two targets of one prompt.
-struct Pair {
-  size_t target_new = 0;
-  std::optional<size_t> target_true;
-};
-
-class Counterfact final : public Metric {
- public:
-  [[nodiscard]] const MetricInfo& info() const override { return counterfact_info(); }
-
-  [[nodiscard]] bool suits(const datasets::FactSet& facts) const override {
-    if (facts.format == "zsre") return false;  // its own protocol compares other things
-    return std::ranges::any_of(facts.facts, [](const datasets::Fact& fact) {
-      return fact.target_true && (!fact.neighborhood_prompts.empty() || !fact.paraphrase_prompts.empty());
-    });
-  }
-
-  void plan(const MetricContext& context, ScoreSheet& sheet) override {
-    for (size_t i = 0; i < context.facts.facts.size(); ++i) {
-      const auto& fact = context.facts.facts[i];
-      const auto pair = [&](const std::string& prompt) {
-        Pair added;
-        added.target_new = sheet.add(i, prompt, fact.target_new);
-        if (fact.target_true) added.target_true = sheet.add(i, prompt, *fact.target_true);
-        return added;
-      };
-      Record record;
-      record.rewrite = {pair(fact.full_prompt())};
-      for (const auto& prompt : fact.paraphrase_prompts) record.paraphrases.push_back(pair(prompt));
-      if (fact.target_true)
-        for (const auto& prompt : fact.neighborhood_prompts) record.neighborhood.push_back(pair(prompt));
-      records_.push_back(std::move(record));
-    }
-  }
-
-  [[nodiscard]] MetricOutcome measure(const MetricContext&, const ScoreSheet& sheet) override {
-    MetricOutcome outcome;
-    for (const auto& record : records_) {
-      json& row = outcome.cases.emplace_back(json::object());
-      put(sheet, record.rewrite, kRewrite, row);
-      put(sheet, record.paraphrases, kParaphrase, row);
-      put(sheet, record.neighborhood, kNeighborhood, row);
-    }
-    return outcome;
-  }
-
- private:
-  struct Record {
-    std::vector<Pair> rewrite, paraphrases, neighborhood;
-  };
-
-  /// Adds one record's raw values to `row`, named as in the MEMIT repository's files.
-  static void put(const ScoreSheet& sheet, const std::vector<Pair>& pairs, const Prompts& prompts, json& row) {
-    json probs = json::array(), correct = json::array();
-    for (const auto& pair : pairs) {
-      const Score& fresh = sheet.at(pair.target_new);
-      correct.push_back(prompts.true_is_right ? sheet.at(*pair.target_true).all_correct() : fresh.all_correct());
-      probs.push_back({{"target_new", fresh.mean_nll()}, {"target_true", nullptr}});
-      if (pair.target_true) probs.back()["target_true"] = sheet.at(*pair.target_true).mean_nll();
-      probs.back()["tokens"] = {fresh.labels.size(), pair.target_true ? sheet.at(*pair.target_true).labels.size() : 0};
-    }
-    row[prompts.raw_name + "_probs"] = std::move(probs);
-    row[prompts.raw_name + "_correct"] = std::move(correct);
-  }
-
-  std::vector<Record> records_;
-};
-
-}  // namespace
-
-std::unique_ptr<Metric> make_counterfact() {
-  return std::make_unique<Counterfact>();
 }
 
 }  // namespace emend::evaluation

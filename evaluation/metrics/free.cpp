@@ -114,71 +114,6 @@ std::vector<MetricField> chat_fields() {
                 mean(kAskedInChat, "entropy"), "", 1})};
 }
 
-MetricInfo plain_info() {
-  return {
-      "free",
-      "what the model writes: greedy text after the edited prompt, paraphrases, a question, foreign text, negation, "
-      "neighbours",
-      "live decoding (arXiv 2502.11177), negation (arXiv 2510.00625), greedy, to the end of the sentence (in a chat: "
-      "of the answer), 40 tokens at most",
-      9,
-      {
-          {"edit_begins", "EB", "Edited prompts whose continuation begins with the new answer.", "%", true,
-           mean({"edit"}, "begins"), "says"},
-          {"edit_names", "EN", "Edited prompts whose continuation names the new answer, and not the old one before it.",
-           "%", true, mean({"edit"}, "names")},
-          {"paraphrase_begins", "PB", "Paraphrases (at most two a fact) whose continuation begins with the new answer.",
-           "%", true, mean({"paraphrase"}, "begins"), "says paraphrased"},
-          {"paraphrase_names", "PN", "Paraphrases whose continuation names the new answer.", "%", true,
-           mean({"paraphrase"}, "names")},
-          {"question_begins", "QB", "Answers to the prompt as a question that begin with the new answer.", "%", true,
-           mean({"question"}, "begins"), "answers"},
-          {"prefixed_begins", "FB", "Edited prompts behind foreign text that are continued with the new answer.", "%",
-           true, mean({"prefixed"}, "begins"), "behind text"},
-          optional({"negation_begins", "NB",
-                    "Negated prompts (\"It is not true that …\"; none of a question, or of a sentence about something "
-                    "else) that are continued with the new "
-                    "answer.",
-                    "%", false, mean({"negation"}, "begins"), "says negated"}),
-          optional({"doubt_begins", "DB",
-                    "Doubted prompts (\"I doubt that …\") that are continued with the new answer.", "%", false,
-                    mean({"doubt"}, "begins")}),
-          optional(
-              {"negation_repeats", "NR",
-               "Negated prompts that are continued as the prompt itself is, by the first word: how little negation "
-               "does to this model's answers, edited or not.",
-               "%", false, mean({"negation"}, "repeats")}),
-          {"loops", "Loops", "Continuations in which a 3-gram stands four times.", "%", false, mean(kAsked, "loops")},
-          {"entropy", "Entropy", "n-gram entropy of the continuations: mean of 2/3·H₂ and 4/3·H₃.", "bit", true,
-           mean(kAsked, "entropy"), "", 1},
-          optional({"neighborhood_first_token_kept", "NK1",
-                    "Neighbours (at most three a fact) continued with the same first token as before the edit.", "%",
-                    true, mean({"neighbor"}, "first_kept"), "neighbours kept"}),
-          optional({"neighborhood_ten_tokens_kept", "NK10",
-                    "Neighbours whose first ten tokens are the same as before the edit.", "%", true,
-                    mean({"neighbor"}, "ten_kept")}),
-          optional(
-              {"neighborhood_kl", "NKL",
-               "Mean Kullback-Leibler divergence of the next-token distribution after neighbours' prompts, unedited "
-               "relative to edited.",
-               "nat", false, mean({"neighbor"}, "kl"), "", 1}),
-          optional({"neutral_kl", "KL",
-                    "The same on 32 beginnings of sentences that have nothing to do with the facts.", "nat", false}),
-      },
-      judge};
-}
-
-const MetricInfo& free_info() {
-  static const MetricInfo info = [] {
-    MetricInfo whole = plain_info();
-    for (const auto& more :
-         {probe_fields("", "", ""), chat_fields(), probe_fields("_chat", " chat", "In the chat template: ")})
-      whole.fields.insert(whole.fields.end(), more.begin(), more.end());
-    return whole;
-  }();
-  return info;
-}
-
 struct Styles {
   bool plain = true, chat = false;
 };
@@ -219,7 +154,7 @@ FreeTextOptions text_options(const EvaluateOptions& evaluate, Way way) {
 
 class Free final : public Metric {
  public:
-  [[nodiscard]] const MetricInfo& info() const override { return free_info(); }
+  using Metric::Metric;
   [[nodiscard]] bool suits(const datasets::FactSet& set) const override {
     if (set.format == "mquake" || set.facts.empty()) return false;  // its own protocol writes
     const auto any = [&](const auto& has) { return std::ranges::any_of(set.facts, has); };
@@ -229,39 +164,36 @@ class Free final : public Metric {
   void plan(const MetricContext& context, ScoreSheet&) override {
     (void)styles_of(context.options);
     if (context.model) require_template(*context.model, context.options);
-    cases_.resize(context.facts.facts.size(), json::object());
-    retrieval_.resize(cases_.size());
+    outcome_.cases.resize(context.facts.facts.size(), json::object());
+    retrieval_.resize(outcome_.cases.size());
   }
 
   void observe(const models::Model& model, const MetricContext& context, size_t begin, size_t end) override {
     end = std::min(end, last(context));
     if (begin >= end) return;
     require_template(model, context.options);
-    write(model, context, begin, end, false, cases_);
+    write(model, context, begin, end, false, outcome_.cases);
     if (!context.options.before) write(model, context, begin, end, true, retrieval_);
     divergences(model, context, begin, end);
   }
 
-  [[nodiscard]] MetricOutcome measure(const MetricContext& context, const ScoreSheet&) override {
-    MetricOutcome outcome;
+  void measure(const MetricContext& context) override {
     if (!context.options.before) {
       MetricOutcome told;
       told.cases = std::move(retrieval_);
       summarise(context, told);
       told.summary["n"] = last(context);
-      outcome.summary["retrieval"] = std::move(told.summary);
+      outcome_.summary["retrieval"] = std::move(told.summary);
     }
-    outcome.cases = std::move(cases_);
-    outcome.summary["n"] = last(context);
+    outcome_.summary["n"] = last(context);
     if (neutral_PV_.defined()) {
       if (context.options.kept_before("free.neutral")) {
-        outcome.summary["neutral_kl"] = neutral_kl_ / static_cast<double>(states_);
-        outcome.summary["counts"]["neutral_kl"] = neutral_PV_.size(0);
+        outcome_.summary["neutral_kl"] = neutral_kl_ / static_cast<double>(states_);
+        outcome_.summary["counts"]["neutral_kl"] = neutral_PV_.size(0);
       }
-      outcome.kept["free.neutral"] = neutral_PV_;
+      outcome_.kept["free.neutral"] = neutral_PV_;
     }
-    if (!neighbors_.empty()) outcome.kept["free.neighbors"] = at::cat(neighbors_);
-    return outcome;
+    if (!neighbors_.empty()) outcome_.kept["free.neighbors"] = at::cat(neighbors_);
   }
 
   [[nodiscard]] json key(const EvaluateOptions& options) const override {
@@ -344,7 +276,7 @@ class Free final : public Metric {
     const Evaluation* before = context.options.before;
     if (!told && (!before || one.fact >= before->cases.size())) return none;
     const json& list =
-        told ? member(cases_[one.fact], {one.group()}) : member(before->cases[one.fact], {"free", one.group()});
+        told ? member(outcome_.cases[one.fact], {one.group()}) : member(before->cases[one.fact], {"free", one.group()});
     const bool there = list.is_array() && place < list.size();
     return there && (told || member(list[place], {"prompt"}) == one.prompt) ? list[place] : none;
   }
@@ -380,8 +312,8 @@ class Free final : public Metric {
     const auto edited = detail::edited_subjects(context.facts);
     for (size_t i = 0; i < begin; ++i) earlier += detail::neighbors_of(context.facts.facts[i], edited).size();
     for (size_t i = begin; i < end; ++i)
-      for (size_t k = 0; k < cases_[i].value("neighbor", json::array()).size(); ++k) {
-        prompts.push_back(context.options.asked(cases_[i]["neighbor"][k]["prompt"]));
+      for (size_t k = 0; k < outcome_.cases[i].value("neighbor", json::array()).size(); ++k) {
+        prompts.push_back(context.options.asked(outcome_.cases[i]["neighbor"][k]["prompt"]));
         places.emplace_back(i, k);
       }
     constexpr size_t kRows = 256;
@@ -413,11 +345,11 @@ class Free final : public Metric {
     for (int64_t r = 0; r < kl.size(0); ++r) {
       const auto& [fact, place] = places[from + static_cast<size_t>(r)];
       const double one = kl[r].item<double>();
-      cases_[fact]["neighbor"][place]["kl"] = one < 0 ? 0 : one;  // of rounding; what is no number stays that
+      outcome_.cases[fact]["neighbor"][place]["kl"] = one < 0 ? 0 : one;  // of rounding; what is no number stays that
     }
   }
 
-  std::vector<json> cases_, retrieval_;
+  std::vector<json> retrieval_;
   std::vector<at::Tensor> neighbors_;  // [prompts, V] half
   at::Tensor neutral_PV_;
   double neutral_kl_ = 0;  // summed over so many states
@@ -426,8 +358,63 @@ class Free final : public Metric {
 
 }  // namespace
 
-std::unique_ptr<Metric> make_free() {
-  return std::make_unique<Free>();
+MetricInfo make_free() {
+  MetricInfo info = {
+      "free",
+      "what the model writes: greedy text after the edited prompt, paraphrases, a question, foreign text, negation, "
+      "neighbours",
+      "live decoding (arXiv 2502.11177), negation (arXiv 2510.00625), greedy, to the end of the sentence (in a chat: "
+      "of the answer), 40 tokens at most",
+      9,
+      {
+          {"edit_begins", "EB", "Edited prompts whose continuation begins with the new answer.", "%", true,
+           mean({"edit"}, "begins"), "says"},
+          {"edit_names", "EN", "Edited prompts whose continuation names the new answer, and not the old one before it.",
+           "%", true, mean({"edit"}, "names")},
+          {"paraphrase_begins", "PB", "Paraphrases (at most two a fact) whose continuation begins with the new answer.",
+           "%", true, mean({"paraphrase"}, "begins"), "says paraphrased"},
+          {"paraphrase_names", "PN", "Paraphrases whose continuation names the new answer.", "%", true,
+           mean({"paraphrase"}, "names")},
+          {"question_begins", "QB", "Answers to the prompt as a question that begin with the new answer.", "%", true,
+           mean({"question"}, "begins"), "answers"},
+          {"prefixed_begins", "FB", "Edited prompts behind foreign text that are continued with the new answer.", "%",
+           true, mean({"prefixed"}, "begins"), "behind text"},
+          optional({"negation_begins", "NB",
+                    "Negated prompts (\"It is not true that …\"; none of a question, or of a sentence about something "
+                    "else) that are continued with the new "
+                    "answer.",
+                    "%", false, mean({"negation"}, "begins"), "says negated"}),
+          optional({"doubt_begins", "DB",
+                    "Doubted prompts (\"I doubt that …\") that are continued with the new answer.", "%", false,
+                    mean({"doubt"}, "begins")}),
+          optional(
+              {"negation_repeats", "NR",
+               "Negated prompts that are continued as the prompt itself is, by the first word: how little negation "
+               "does to this model's answers, edited or not.",
+               "%", false, mean({"negation"}, "repeats")}),
+          {"loops", "Loops", "Continuations in which a 3-gram stands four times.", "%", false, mean(kAsked, "loops")},
+          {"entropy", "Entropy", "n-gram entropy of the continuations: mean of 2/3·H₂ and 4/3·H₃.", "bit", true,
+           mean(kAsked, "entropy"), "", 1},
+          optional({"neighborhood_first_token_kept", "NK1",
+                    "Neighbours (at most three a fact) continued with the same first token as before the edit.", "%",
+                    true, mean({"neighbor"}, "first_kept"), "neighbours kept"}),
+          optional({"neighborhood_ten_tokens_kept", "NK10",
+                    "Neighbours whose first ten tokens are the same as before the edit.", "%", true,
+                    mean({"neighbor"}, "ten_kept")}),
+          optional(
+              {"neighborhood_kl", "NKL",
+               "Mean Kullback-Leibler divergence of the next-token distribution after neighbours' prompts, unedited "
+               "relative to edited.",
+               "nat", false, mean({"neighbor"}, "kl"), "", 1}),
+          optional({"neutral_kl", "KL",
+                    "The same on 32 beginnings of sentences that have nothing to do with the facts.", "nat", false}),
+      },
+      made<Free>,
+      judge};
+  for (const auto& more :
+       {probe_fields("", "", ""), chat_fields(), probe_fields("_chat", " chat", "In the chat template: ")})
+    info.fields.insert(info.fields.end(), more.begin(), more.end());
+  return info;
 }
 
 }  // namespace emend::evaluation

@@ -20,40 +20,19 @@ namespace {
 
 using nlohmann::json;
 
-const MetricInfo& generation_info() {
-  static const MetricInfo info = {
-      "generation",
-      "fluency (n-gram entropy) and consistency (TF-IDF with reference texts) of sampled text; slow",
-      "ROME and MEMIT (Meng et al. 2022/23): top-k 5, 100 tokens",
-      3,
-      {
-          {"ngram_entropy", "GE", "Weighted entropy of the 2- and 3-grams of sampled texts; repetition lowers it.",
-           "bit × 100", true, value_of("ngram_entropy")},
-          {"reference_score", "RS",
-           "Cosine of TF-IDF vectors of the sampled texts and reference texts about the new target.", "× 100", true,
-           value_of("reference_score")},
-          {"essence_score", "Essence",
-           "Perplexity of a reference text about the subject; a rise means the subject's nature was lost.",
-           "perplexity", false, value_of("essence_score"), "", 1},
-      },
-      /*judge=*/{},
-      /*keyed=*/{},
-      /*alone=*/false,
-      /*memit_names=*/true};
-  return info;
-}
-
 class Generation final : public Metric {
  public:
-  [[nodiscard]] const MetricInfo& info() const override { return generation_info(); }
+  using Metric::Metric;
 
   void plan(const MetricContext& context, ScoreSheet& sheet) override {
+    outcome_.cases.resize(context.facts.facts.size());
+    for (json& row : outcome_.cases) row["essence_score"] = row["reference_score"] = nullptr;
     if (context.options.snippets.empty()) return;
     snippets_ = std::make_unique<detail::Snippets>(context.options.snippets, context.options.idf_corpus);
-    for (size_t i = 0; i < context.facts.facts.size(); ++i) essence_.push_back(plan_essence(context, i, sheet));
+    for (size_t i = 0; context.model && i < outcome_.cases.size(); ++i) plan_essence(context, i, sheet);
   }
 
-  [[nodiscard]] MetricOutcome measure(const MetricContext& context, const ScoreSheet& sheet) override {
+  void measure(const MetricContext& context) override {
     EMEND_CHECK(context.model != nullptr, "generation needs a model");
     std::vector<std::string> prompts;
     std::vector<size_t> owner;
@@ -65,17 +44,14 @@ class Generation final : public Metric {
         owner.push_back(i);
       }
     const auto texts = detail::generate_texts(*context.model, prompts, context.options);
-    MetricOutcome outcome;
     for (size_t i = 0, at = 0; i < facts.size(); ++i) {
       std::vector<std::string> own;
       for (; at < texts.size() && owner[at] == i; ++at) own.push_back(texts[at]);
-      outcome.cases.push_back(
-          {{"ngram_entropy", mean_ngram_entropy(own)},
-           {"reference_score", detail::or_null(snippets_ ? snippets_->similarity(facts[i], own) : std::nullopt)},
-           {"essence_score", detail::or_null(i < essence_.size() ? essence_score(sheet, essence_[i]) : std::nullopt)},
-           {"text", own}});
+      json& row = outcome_.cases[i];
+      row["ngram_entropy"] = mean_ngram_entropy(own);
+      if (snippets_) row["reference_score"] = detail::or_null(snippets_->similarity(facts[i], own));
+      row["text"] = own;
     }
-    return outcome;
   }
 
   [[nodiscard]] json key(const EvaluateOptions& options) const override {
@@ -85,33 +61,46 @@ class Generation final : public Metric {
 
  private:
   /// A text is scored as its first word followed by the rest: the tokens behind the first word are predicted.
-  std::optional<size_t> plan_essence(const MetricContext& context, size_t i, ScoreSheet& sheet) const {
+  void plan_essence(const MetricContext& context, size_t i, ScoreSheet& sheet) {
     const auto text = snippets_->own_text(context.facts.facts[i]);
     const size_t space = text.find(' ');
-    if (text.empty() || space == std::string::npos || space + 1 >= text.size()) return std::nullopt;
-    if (!context.model) return std::nullopt;
+    if (text.empty() || space == std::string::npos || space + 1 >= text.size()) return;
     // Cut to 100 tokens at a word, so that the words before the cut keep their tokens.
     const auto encoded = context.model->tokenizer().encode(text);
     size_t end = text.size();
     if (encoded.size() > 100) end = text.rfind(' ', encoded.offsets[100].first);
-    if (end == std::string::npos || end <= space + 1) return std::nullopt;
-    return sheet.add(i, text.substr(0, space), text.substr(space + 1, end - space - 1));
-  }
-
-  static std::optional<double> essence_score(const ScoreSheet& sheet, const std::optional<size_t>& number) {
-    if (!number) return std::nullopt;
-    const Score& score = sheet.at(*number);
-    return std::exp(-score.total_log_prob() / static_cast<double>(score.labels.size() + 1));
+    if (end == std::string::npos || end <= space + 1) return;
+    sheet.add(i, text.substr(0, space), text.substr(space + 1, end - space - 1),
+              [&essence = outcome_.cases[i]["essence_score"]](const Score& score) {
+                essence = std::exp(-score.total_log_prob() / static_cast<double>(score.labels.size() + 1));
+              });
   }
 
   std::unique_ptr<detail::Snippets> snippets_;
-  std::vector<std::optional<size_t>> essence_;
 };
 
 }  // namespace
 
-std::unique_ptr<Metric> make_generation() {
-  return std::make_unique<Generation>();
+MetricInfo make_generation() {
+  return {"generation",
+          "fluency (n-gram entropy) and consistency (TF-IDF with reference texts) of sampled text; slow",
+          "ROME and MEMIT (Meng et al. 2022/23): top-k 5, 100 tokens",
+          3,
+          {
+              {"ngram_entropy", "GE", "Weighted entropy of the 2- and 3-grams of sampled texts; repetition lowers it.",
+               "bit × 100", true, value_of("ngram_entropy")},
+              {"reference_score", "RS",
+               "Cosine of TF-IDF vectors of the sampled texts and reference texts about the new target.", "× 100", true,
+               value_of("reference_score")},
+              {"essence_score", "Essence",
+               "Perplexity of a reference text about the subject; a rise means the subject's nature was lost.",
+               "perplexity", false, value_of("essence_score"), "", 1},
+          },
+          made<Generation>,
+          /*judge=*/{},
+          /*keyed=*/{},
+          /*alone=*/false,
+          /*memit_names=*/true};
 }
 
 }  // namespace emend::evaluation

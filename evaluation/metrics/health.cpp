@@ -13,39 +13,9 @@ namespace {
 
 using nlohmann::json;
 
-const MetricInfo& health_info() {
-  static const MetricInfo info = {
-      "health",
-      "perplexity, LAMBADA, MMLU, PIQA, SST-2, RTE, CoLA from files, and divergence from the unedited model",
-      "zero-shot, wordings of lm-evaluation-harness",
-      1,
-      {
-          {"divergence", "KL",
-           "Mean Kullback-Leibler divergence of next-token distributions, unedited relative to edited, on 32 "
-           "beginnings of unrelated sentences.",
-           "nat", false},
-          {"perplexity", "PPL", "Perplexity of a text's first 8,192 tokens, in windows of up to 512.", "perplexity",
-           false},
-          {"lambada_accuracy", "LAMBADA", "Texts whose last word is the greedy continuation.", "%", true},
-          {"lambada_perplexity", "LAMBADA PPL", "Perplexity of the last word.", "perplexity", false},
-          {"mmlu_accuracy", "MMLU", "Questions whose right letter is the most probable of the letters.", "%", true},
-          {"piqa_accuracy", "PIQA", "Questions whose right solution is the more probable one.", "%", true},
-          {"piqa_accuracy_normalised", "PIQA norm",
-           "The same with log-probabilities divided by the solutions' characters.", "%", true},
-          {"sst2_accuracy", "SST-2", "Sentences whose sentiment is named rightly.", "%", true},
-          {"rte_accuracy", "RTE", "Pairs whose entailment is named rightly.", "%", true},
-          {"cola_accuracy", "CoLA", "Sentences whose acceptability is named rightly.", "%", true},
-          {"cola_matthews", "CoLA MCC", "Matthews correlation of the same.", "× 100", true},
-      },
-      /*judge=*/{},
-      /*keyed=*/{},
-      /*alone=*/false};
-  return info;
-}
-
 class Health final : public Metric {
  public:
-  [[nodiscard]] const MetricInfo& info() const override { return health_info(); }
+  using Metric::Metric;
 
   void plan(const MetricContext& context, ScoreSheet&) override {
     if (context.options.health_data.empty())
@@ -55,19 +25,17 @@ class Health final : public Metric {
     tasks_ = load_health_tasks(context.options.health_data, context.options.health_limit);
   }
 
-  [[nodiscard]] MetricOutcome measure(const MetricContext& context, const ScoreSheet&) override {
+  void measure(const MetricContext& context) override {
     EMEND_CHECK(context.model != nullptr, "health needs a model");
     ScoreOptions options = context.options.scoring();
     options.phase = "health";
-    MetricOutcome outcome;
-    outcome.summary = evaluate_health(*context.model, tasks_, options);
-    note_counts(outcome.summary);
-    outcome.summary["n"] = tasks_.size();
-    const at::Tensor& probe = outcome.kept["health"] = next_token_log_probs(*context.model, probe_prompts(), options);
-    outcome.summary["divergence"] = nullptr;
+    json& summary = outcome_.summary = evaluate_health(*context.model, tasks_, options);
+    note_counts(summary);
+    summary["n"] = tasks_.size();
+    const at::Tensor& probe = outcome_.kept["health"] = next_token_log_probs(*context.model, probe_prompts(), options);
+    summary["divergence"] = nullptr;
     if (const at::Tensor* before = context.options.kept_before("health"))
-      outcome.summary["divergence"] = mean_divergence(*before, probe);
-    return outcome;
+      summary["divergence"] = mean_divergence(*before, probe);
   }
 
   [[nodiscard]] json key(const EvaluateOptions& options) const override {
@@ -79,8 +47,8 @@ class Health final : public Metric {
 
  private:
   // Items of each figure's task, and the intervals of shares.
-  static void note_counts(json& summary) {
-    for (const auto& figure : health_info().fields) {
+  void note_counts(json& summary) const {
+    for (const auto& figure : info().fields) {
       const std::string task = figure.key.substr(0, figure.key.find('_'));
       if (!summary.contains(figure.key) || !summary["n"].contains(task)) continue;
       const auto n = summary["n"][task].get<int64_t>();
@@ -97,8 +65,33 @@ class Health final : public Metric {
 
 }  // namespace
 
-std::unique_ptr<Metric> make_health() {
-  return std::make_unique<Health>();
+MetricInfo make_health() {
+  return {"health",
+          "perplexity, LAMBADA, MMLU, PIQA, SST-2, RTE, CoLA from files, and divergence from the unedited model",
+          "zero-shot, wordings of lm-evaluation-harness",
+          2,
+          {
+              {"divergence", "KL",
+               "Mean Kullback-Leibler divergence of next-token distributions, unedited relative to edited, on 32 "
+               "beginnings of unrelated sentences.",
+               "nat", false},
+              {"perplexity", "PPL", "Perplexity of a text's first 8,192 tokens, in windows of up to 512.", "perplexity",
+               false},
+              {"lambada_accuracy", "LAMBADA", "Texts whose last word is the greedy continuation.", "%", true},
+              {"lambada_perplexity", "LAMBADA PPL", "Perplexity of the last word.", "perplexity", false},
+              {"mmlu_accuracy", "MMLU", "Questions whose right letter is the most probable of the letters.", "%", true},
+              {"piqa_accuracy", "PIQA", "Questions whose right solution is the more probable one.", "%", true},
+              {"piqa_accuracy_normalised", "PIQA norm",
+               "The same with log-probabilities divided by the solutions' characters.", "%", true},
+              {"sst2_accuracy", "SST-2", "Sentences whose sentiment is named rightly.", "%", true},
+              {"rte_accuracy", "RTE", "Pairs whose entailment is named rightly.", "%", true},
+              {"cola_accuracy", "CoLA", "Sentences whose acceptability is named rightly.", "%", true},
+              {"cola_matthews", "CoLA MCC", "Matthews correlation of the same.", "× 100", true},
+          },
+          made<Health>,
+          /*judge=*/{},
+          /*keyed=*/{},
+          /*alone=*/false};
 }
 
 }  // namespace emend::evaluation

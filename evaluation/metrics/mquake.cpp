@@ -32,30 +32,6 @@ std::optional<double> old_answer(const json& instance) {
   return questions.empty() ? std::nullopt : std::optional(any(questions) ? 1.0 : 0.0);
 }
 
-const MetricInfo& mquake_info() {
-  static const MetricInfo info = {
-      "mquake",
-      "edit-wise, instance-wise and multi-hop accuracy on chains of facts",
-      "MQuAKE (Zhong et al. 2023), with examples of emend's own",
-      3,
-      {
-          {"edit_wise", "Edit-wise",
-           "Edited statements completed with the new object, token for token (teacher forcing).", "%", true,
-           value_of("edit_wise")},
-          of_groups({"instance_wise", "Instance-wise", "Instances of which every single hop is answered.", "%", true,
-                     value_of("instance_wise")}),
-          of_groups({"multi_hop", "Multi-hop",
-                     "Instances of which at least one multi-hop question is answered with the new answer or an alias.",
-                     "%", true, value_of("multi_hop")}),
-          of_groups({"multi_hop_old", "Multi-hop (old)", "The same with the answer from before the edits.", "%", false,
-                     old_answer}),
-      },
-      [](const json& raw) { return said_in_full(value_of("edit_wise")(raw)); },
-      /*keyed=*/{},
-      /*alone=*/false};
-  return info;
-}
-
 constexpr const char* kStatements =
     "The capital of France is Paris\n"
     "The author of Hamlet is William Shakespeare\n"
@@ -78,7 +54,7 @@ constexpr const char* kQuestions =
 
 class Mquake final : public Metric {
  public:
-  [[nodiscard]] const MetricInfo& info() const override { return mquake_info(); }
+  using Metric::Metric;
 
   [[nodiscard]] bool suits(const datasets::FactSet& facts) const override {
     return std::ranges::count(facts.groups, "mquake", &datasets::FactGroup::kind) > 0;
@@ -86,86 +62,92 @@ class Mquake final : public Metric {
 
   void plan(const MetricContext& context, ScoreSheet& sheet) override {
     const auto& facts = context.facts.facts;
-    const auto blank = [](const std::string& text) { return trimmed(text).empty(); };
-    const auto as_question = [](const std::string& text) { return "Q: " + text + "\nA:"; };
+    outcome_.cases.resize(facts.size());
     for (size_t i = 0; i < facts.size(); ++i)
-      edits_.push_back(sheet.add(i, facts[i].full_prompt(), facts[i].target_new));
-    for (const auto& group : context.facts.groups) {
-      if (group.kind != "mquake" || group.facts.empty()) continue;
-      Instance instance{&group, {}, {}, {}};
-      std::map<std::string, size_t> edited;  // statement → fact
-      for (size_t fact : group.facts) edited.emplace(facts.at(fact).full_prompt(), fact);
-      const size_t owner = group.facts[0];
-      for (const auto& hop : group.new_single_hops) {
-        const auto found = edited.find(hop.cloze);
-        if (found != edited.end())
-          instance.hops.push_back({edits_[found->second]});
-        else if (!hop.answers.empty() && !blank(hop.cloze))
-          instance.hops.push_back(spellings(sheet, owner, kStatements, hop.cloze, hop.answers));
-        else if (!hop.answers.empty() && !blank(hop.question))
-          instance.hops.push_back(spellings(sheet, owner, kQuestions, as_question(hop.question), hop.answers));
-      }
-      for (const auto& question : group.questions) {
-        const std::string asked = as_question(question);
-        const auto ask = [&](std::vector<Spellings>& questions, const std::vector<std::string>& answers) {
-          if (!answers.empty()) questions.push_back(spellings(sheet, owner, kQuestions, asked, answers));
-        };
-        ask(instance.questions, group.new_answers);
-        ask(instance.old_questions, group.answers);
-      }
-      instances_.push_back(std::move(instance));
-    }
+      sheet.add(i, facts[i].full_prompt(), facts[i].target_new,
+                [&verdict = outcome_.cases[i]["edit_wise"]](const Score& score) { verdict = score.all_correct(); });
+    for (const auto& group : context.facts.groups)
+      if (group.kind == "mquake" && !group.facts.empty()) plan_instance(context, group, sheet);
   }
 
-  [[nodiscard]] MetricOutcome measure(const MetricContext&, const ScoreSheet& sheet) override {
-    MetricOutcome outcome;
-    for (size_t number : edits_) outcome.cases.push_back({{"edit_wise", sheet.at(number).all_correct()}});
-    for (const auto& instance : instances_) {
-      const json hops = verdicts(sheet, instance.hops), questions = verdicts(sheet, instance.questions);
-      outcome.groups.push_back({{"case_id", instance.group->case_id},
-                                {"hops", hops},
-                                {"questions", questions},
-                                {"old_questions", verdicts(sheet, instance.old_questions)},
-                                {"instance_wise", hops.empty() ? json() : json(all(hops))},
-                                {"multi_hop", questions.empty() ? json() : json(any(questions))}});
+  void measure(const MetricContext&) override {
+    for (const auto& [verdicts, place, fact] : edited_hops_) (*verdicts)[place] = outcome_.cases[fact]["edit_wise"];
+    for (json& instance : outcome_.groups) {
+      const json &hops = instance["hops"], &questions = instance["questions"];
+      instance["instance_wise"] = hops.empty() ? json() : json(all(hops));
+      instance["multi_hop"] = questions.empty() ? json() : json(any(questions));
     }
-    outcome.summary["instances"] = instances_.size();
-    return outcome;
+    outcome_.summary["instances"] = outcome_.groups.size();
   }
 
  private:
-  using Spellings = std::vector<size_t>;
-  struct Instance {
-    const datasets::FactGroup* group;
-    std::vector<Spellings> hops, questions, old_questions;
-  };
-
-  static Spellings spellings(ScoreSheet& sheet, size_t owner, const std::string& examples, const std::string& question,
-                             const std::vector<std::string>& answers) {
-    Spellings numbers;
-    for (const auto& answer : std::set<std::string>(answers.begin(), answers.end()))
-      numbers.push_back(sheet.add(owner, examples + question, answer + "\n", question));
-    return numbers;
-  }
-
-  static json verdicts(const ScoreSheet& sheet, const std::vector<Spellings>& list) {
-    json out = json::array();
-    for (const auto& numbers : list) {
-      bool answered = false;
-      for (size_t number : numbers) answered = answered || sheet.at(number).all_correct();
-      out.push_back(answered);
+  void plan_instance(const MetricContext& context, const datasets::FactGroup& group, ScoreSheet& sheet) {
+    const auto blank = [](const std::string& text) { return trimmed(text).empty(); };
+    const auto as_question = [](const std::string& text) { return "Q: " + text + "\nA:"; };
+    json& instance = outcome_.groups.emplace_back();
+    instance["case_id"] = group.case_id;
+    json &hops = instance["hops"] = json::array(), &questions = instance["questions"] = json::array(),
+         &old_questions = instance["old_questions"] = json::array();
+    // One more verdict: whether the model says one of the spellings.
+    const auto ask = [&](json& verdicts, const std::string& examples, const std::string& question,
+                         const std::vector<std::string>& answers) {
+      const size_t place = verdicts.size();
+      verdicts.push_back(false);
+      const auto read = [&verdicts, place](const Score& score) {
+        if (score.all_correct()) verdicts[place] = true;
+      };
+      for (const auto& answer : std::set<std::string>(answers.begin(), answers.end()))
+        sheet.add(group.facts[0], examples + question, answer + "\n", read, question);
+    };
+    std::map<std::string, size_t> edited;  // statement → fact
+    for (size_t fact : group.facts) edited.emplace(context.facts.facts.at(fact).full_prompt(), fact);
+    for (const auto& hop : group.new_single_hops) {
+      if (const auto found = edited.find(hop.cloze); found != edited.end()) {
+        edited_hops_.push_back({&hops, hops.size(), found->second});
+        hops.push_back(false);
+      } else if (!hop.answers.empty() && !blank(hop.cloze)) {
+        ask(hops, kStatements, hop.cloze, hop.answers);
+      } else if (!hop.answers.empty() && !blank(hop.question)) {
+        ask(hops, kQuestions, as_question(hop.question), hop.answers);
+      }
     }
-    return out;
+    for (const auto& question : group.questions) {
+      if (!group.new_answers.empty()) ask(questions, kQuestions, as_question(question), group.new_answers);
+      if (!group.answers.empty()) ask(old_questions, kQuestions, as_question(question), group.answers);
+    }
   }
 
-  std::vector<size_t> edits_;
-  std::vector<Instance> instances_;
+  struct EditedHop {
+    json* verdicts;
+    size_t place, fact;
+  };
+  std::vector<EditedHop> edited_hops_;  // answered by the facts' own prompts
 };
 
 }  // namespace
 
-std::unique_ptr<Metric> make_mquake() {
-  return std::make_unique<Mquake>();
+MetricInfo make_mquake() {
+  return {
+      "mquake",
+      "edit-wise, instance-wise and multi-hop accuracy on chains of facts",
+      "MQuAKE (Zhong et al. 2023), with examples of emend's own",
+      3,
+      {
+          {"edit_wise", "Edit-wise",
+           "Edited statements completed with the new object, token for token (teacher forcing).", "%", true,
+           value_of("edit_wise")},
+          of_groups({"instance_wise", "Instance-wise", "Instances of which every single hop is answered.", "%", true,
+                     value_of("instance_wise")}),
+          of_groups({"multi_hop", "Multi-hop",
+                     "Instances of which at least one multi-hop question is answered with the new answer or an alias.",
+                     "%", true, value_of("multi_hop")}),
+          of_groups({"multi_hop_old", "Multi-hop (old)", "The same with the answer from before the edits.", "%", false,
+                     old_answer}),
+      },
+      made<Mquake>,
+      [](const json& raw) { return said_in_full(value_of("edit_wise")(raw)); },
+      /*keyed=*/{},
+      /*alone=*/false};
 }
 
 }  // namespace emend::evaluation

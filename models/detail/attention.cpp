@@ -59,7 +59,6 @@ std::vector<double> alibi_slopes(int64_t n_heads) {
 AttentionLayout::AttentionLayout(const TokenBatch& batch, const KvCache* cache, KeySource key_source)
     : rows(batch.rows()),
       longest(batch.longest()),
-      tokens(batch.tokens()),
       source(key_source),
       padding(batch.is_padding()),
       row_begin(batch.row_begin()) {

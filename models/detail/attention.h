@@ -24,7 +24,7 @@ enum class KeySource {
 struct AttentionLayout {
   AttentionLayout(const TokenBatch& batch, const KvCache* cache, KeySource source);
 
-  int64_t rows, longest, tokens;
+  int64_t rows, longest;
   KeySource source;
   std::vector<int64_t> own;     ///< tokens a row in this batch
   std::vector<int64_t> prefix;  ///< tokens a row in the cache

@@ -200,17 +200,11 @@ ForwardResult DecoderPass::run() {
 void DecoderPass::remember_in_cache(int first_run, int end_run) {
   KvCache* cache = options_.cache;
   if (!cache || !options_.append) return;
-  const bool fresh = cache->empty();
-  if (fresh) {
+  if (cache->empty()) {
     cache->lengths_.assign(batch_.rows(), 0);
-    cache->positions_.resize(batch_.rows());
     cache->prompt_lengths_ = lengths_;
   }
-  for (int64_t r = 0; r < batch_.rows(); ++r) {
-    cache->lengths_[r] += batch_.length(r);
-    const auto begin = positions_.begin() + batch_.row_begin()[r];
-    cache->positions_[r].insert(cache->positions_[r].end(), begin, begin + batch_.length(r));
-  }
+  for (int64_t r = 0; r < batch_.rows(); ++r) cache->lengths_[r] += batch_.length(r);
   for (int layer = 0; layer < cache->n_layers_; ++layer)
     if (layer < first_run || layer >= end_run) cache->incomplete_[layer] = true;
 }
@@ -344,9 +338,14 @@ void DecoderPass::reserve_cache(int layer, const at::Tensor& k_Ngd, DeviceTables
 void DecoderPass::store(int layer, const at::Tensor& k_Ngd, const at::Tensor& v_Ngd, DeviceTables& here) {
   const at::NoGradGuard no_grad;
   KvCache& cache = *options_.cache;
-  if (layout_.equal_own && layout_.equal_prefix)
-    return cache.store(layer, detail::unpack_heads(k_Ngd, layout_, here.attention),
-                       detail::unpack_heads(v_Ngd, layout_, here.attention), layout_.own);
+  if (layout_.equal_own && layout_.equal_prefix) {
+    const int64_t begin = layout_.prefix[0], n = layout_.own[0];
+    const at::Tensor k_BgTd = detail::unpack_heads(k_Ngd, layout_, here.attention);
+    cache.reserve(layer, k_BgTd, begin + n);
+    cache.keys_[layer].narrow(2, begin, n).copy_(k_BgTd);
+    cache.values_[layer].narrow(2, begin, n).copy_(detail::unpack_heads(v_Ngd, layout_, here.attention));
+    return;
+  }
   reserve_cache(layer, k_Ngd, here);
   for (const auto& [into, from] : {std::pair(cache.keys_[layer], k_Ngd), std::pair(cache.values_[layer], v_Ngd)})
     into.transpose(1, 2).index_put_({here.cache_row, here.cache_slot}, from);

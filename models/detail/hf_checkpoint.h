@@ -43,13 +43,8 @@ class HfCheckpoint : public Checkpoint {
   /// `config_name` is another file name than config.json only in tests of old spellings.
   explicit HfCheckpoint(std::filesystem::path folder, const std::string& config_name = "config.json");
 
-  [[nodiscard]] const std::filesystem::path& path() const override { return folder_; }
-  [[nodiscard]] std::string format() const override { return "huggingface"; }
-  [[nodiscard]] const nlohmann::json& config() const override { return config_; }
-  [[nodiscard]] const std::vector<TensorInfo>& tensors() const override { return infos_; }
   [[nodiscard]] at::Tensor read(const std::string& name) const override;
   [[nodiscard]] std::unique_ptr<Tokenizer> load_tokenizer() const override;
-  [[nodiscard]] std::string fingerprint() const override;
 
   /// For save_model: the weight files, in the order of their names, and the index text if there is one.
   struct Shard {
@@ -66,18 +61,14 @@ class HfCheckpoint : public Checkpoint {
   [[nodiscard]] const std::string& config_text() const noexcept { return config_text_; }
 
  private:
+  [[nodiscard]] std::string hash() const override;
   void open_shards(const std::vector<std::string>& files);
   void read_index(const std::filesystem::path& path);
 
-  std::filesystem::path folder_;
   std::string config_text_;
-  nlohmann::json config_;
   std::optional<nlohmann::json> index_;
   std::vector<Shard> shards_;
   std::map<std::string, size_t> shard_of_;
-  std::vector<TensorInfo> infos_;
-  mutable std::once_flag fingerprinted_;
-  mutable std::string fingerprint_;
 };
 
 }  // namespace emend::models::detail

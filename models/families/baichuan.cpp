@@ -36,6 +36,7 @@ FamilySpec baichuan_family() {
   spec.gguf.paired_rotary_rows = spec.gguf.splits_qkv = true;
   spec.gguf.not_in_config = {"head_dim"};
   spec.gguf.read = read_baichuan_gguf;
+  spec.gguf.own_rotary = true;  // or none
   spec.gguf.write = [](const ModelConfig& c, GgufConfig& out) {
     out.text("tensor_data_layout", "Meta AI original pth");
     if (c.n_layers != (c.positions == Positions::kAlibi ? 40 : 32))

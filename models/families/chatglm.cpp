@@ -64,6 +64,7 @@ FamilySpec chatglm_family() {
   spec.modules = families::modules_of(spec.tensors);
   spec.gguf = families::plain_gguf("chatglm", "ChatGLMModel");
   spec.gguf.read = read_chatglm_gguf;
+  spec.gguf.own_rotary = true;
   spec.gguf.pre = {{"chatglm-bpe", detail::split_pre_tokenizer(detail::kLlama3Pattern)}};
   spec.debug = {families::tiny(spec, "plain", R"({"kv_channels": 8, "add_qkv_bias": true, "add_bias_linear": false,
                       "multi_query_attention": true, "multi_query_group_num": 2, "rope_ratio": 500,

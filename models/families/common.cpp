@@ -142,7 +142,6 @@ FamilySpec glm_relative(const std::string& name) {
   spec.gguf.read = [](const GgufConfigReader& reader, nlohmann::json& config) {
     config["attention_bias"] = reader.has("blk.0.attn_q.bias");
     config["partial_rotary_factor"] = reader.rotary_fraction();
-    reader.put_rotary(config);
   };
   return spec;
 }

@@ -38,7 +38,6 @@ static void read_falcon_gguf(const GgufConfigReader& r, nlohmann::json& config) 
   config["parallel_attn"] = true;
   config["alibi"] = false;
   config["bias"] = r.has("blk.0.attn_qkv.bias");
-  r.put_rotary(config);
 }
 
 static GgufForm falcon_gguf() {

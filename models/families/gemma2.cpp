@@ -26,7 +26,6 @@ FamilySpec gemma2_family() {
     config["final_logit_softcapping"] = r.number("final_logit_softcapping").value_or(30.0);
     config["sliding_window"] = r.window() > 0 ? r.window() : 4096;
     if (r.window() > 0) config["layer_types"] = r.layer_types(2);
-    r.put_rotary(config);
   };
   spec.debug = {families::tiny(spec, "plain", R"({"num_key_value_heads": 2, "head_dim": 12, "query_pre_attn_scalar": 20,
                       "sliding_window": 4, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 8.0})")};

@@ -59,7 +59,6 @@ FamilySpec gemma3_family() {
       config["final_logit_softcapping"] = cap;
     config["sliding_window"] = r.window() > 0 ? r.window() : r.positions;
     config["layer_types"] = r.layer_types(6);
-    r.put_rotary(config);
     config["rope_local_base_freq"] = r.number("rope.freq_base_swa").value_or(10000.0);
   };
   spec.debug = {families::tiny(spec, "plain", R"({"hidden_size": 24, "num_hidden_layers": 4, "num_key_value_heads": 2,

@@ -41,7 +41,6 @@ FamilySpec gpt_neox_family() {
     config["attention_bias"] = r.has("blk.0.attn_qkv.bias");
     config["use_parallel_residual"] = r.flag("use_parallel_residual").value_or(true);
     config["rotary_pct"] = r.rotary_fraction();
-    r.put_rotary(config, "rotary_emb_base");
   };
   spec.gguf.write = [](const ModelConfig& c, GgufConfig& out) {
     out.metadata.set_flag(out.prefix + "use_parallel_residual", c.residual == Residual::kParallel);

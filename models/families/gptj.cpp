@@ -41,6 +41,7 @@ FamilySpec gptj_family() {
   spec.gguf.not_run_by_llama_cpp = true;
   spec.gguf.not_in_config = {"head_dim"};
   spec.gguf.read = [](const GgufConfigReader& r, nlohmann::json& config) { config["rotary_dim"] = r.rotary_dims(); };
+  spec.gguf.own_rotary = true;
   spec.debug = {families::tiny(spec, "plain", R"({"rotary_dim": 4})")};
   return spec;
 }

@@ -26,10 +26,7 @@ FamilySpec internlm2_family() {
   spec.gguf = families::plain_gguf("internlm2", "InternLM2ForCausalLM");
   spec.gguf.paired_rotary_rows = spec.gguf.splits_qkv = true;
   spec.gguf.not_in_config = {"head_dim"};
-  spec.gguf.read = [](const GgufConfigReader& r, nlohmann::json& config) {
-    config["bias"] = false;
-    r.put_rotary(config);
-  };
+  spec.gguf.read = [](const GgufConfigReader&, nlohmann::json& config) { config["bias"] = false; };
   spec.debug = {families::tiny(spec, "dynamic", R"({"num_key_value_heads": 2, "rope_theta": 1000000,
                       "max_position_embeddings": 8, "rope_scaling": {"type": "dynamic", "factor": 2.0}})")};
   return spec;

@@ -20,7 +20,6 @@ FamilySpec llama_family() {
       config["attention_bias"] = qkv_bias;
       config["mlp_bias"] = r.has("blk.0.ffn_down.bias");
     }
-    r.put_rotary(config);
   };
   spec.debug = {families::tiny(spec, "plain", R"({"num_key_value_heads": 2})"),
                 families::tiny(spec, "llama3", R"({"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3,

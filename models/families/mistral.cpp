@@ -14,10 +14,7 @@ FamilySpec mistral_family() {
   spec.gguf.claims = [](const GgufConfigReader& r) {
     return r.integer("expert_count").value_or(0) <= 0 && r.window() > 0;
   };
-  spec.gguf.read = [](const GgufConfigReader& r, nlohmann::json& config) {
-    config["sliding_window"] = r.window();
-    r.put_rotary(config);
-  };
+  spec.gguf.read = [](const GgufConfigReader& r, nlohmann::json& config) { config["sliding_window"] = r.window(); };
   spec.debug = {families::tiny(spec, "window", R"({"num_key_value_heads": 2, "head_dim": 12, "sliding_window": 4})")};
   return spec;
 }

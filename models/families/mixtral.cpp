@@ -39,7 +39,6 @@ FamilySpec mixtral_family() {
     config["num_local_experts"] = *r.integer("expert_count");
     config["num_experts_per_tok"] = r.size("expert_used_count");
     config["sliding_window"] = nullptr;
-    r.put_rotary(config);
   };
   spec.debug = {families::tiny(spec, "plain", R"({"hidden_size": 24, "num_hidden_layers": 2, "num_key_value_heads": 2,
                       "intermediate_size": 32, "num_local_experts": 4, "num_experts_per_tok": 2})")};

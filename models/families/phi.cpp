@@ -33,7 +33,6 @@ FamilySpec phi_family() {
   spec.gguf.read = [](const GgufConfigReader& r, nlohmann::json& config) {
     config["partial_rotary_factor"] = r.rotary_fraction();
     config["qk_layernorm"] = false;
-    r.put_rotary(config);
   };
   spec.debug = {families::tiny(spec, "plain")};
   return spec;

@@ -28,7 +28,6 @@ FamilySpec phi3_family() {
     if (r.window() > 0) config["sliding_window"] = r.window();
     config["original_max_position_embeddings"] =
         r.integer("rope.scaling.original_context_length").value_or(r.positions);
-    r.put_rotary(config);
   };
   spec.gguf.write = [](const ModelConfig& c, GgufConfig& out) {  // llama.cpp wants the key, also where it is 0
     out.integer("attention.sliding_window", c.windows.empty() ? 0 : *std::ranges::max_element(c.windows));

@@ -46,7 +46,6 @@ FamilySpec qwen_family() {
     config["intermediate_size"] = 2 * r.mlp;
     config["seq_length"] = r.positions;
     config["rotary_pct"] = 1.0;
-    r.put_rotary(config, "rotary_emb_base");
     config["no_bias"] = !r.has("blk.0.attn_output.bias");
     config["use_dynamic_ntk"] = config["use_logn_attn"] = false;  // llama.cpp does neither, and the file does not say
   };

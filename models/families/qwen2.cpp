@@ -8,10 +8,7 @@ FamilySpec qwen2_family() {
   spec.block.qkv_bias = true;
   spec.refine = families::read_qwen_windows;
   spec.gguf = families::plain_gguf("qwen2", "Qwen2ForCausalLM");
-  spec.gguf.read = [](const GgufConfigReader& r, nlohmann::json& config) {
-    families::read_qwen_gguf_windows(r, config);
-    r.put_rotary(config);
-  };
+  spec.gguf.read = families::read_qwen_gguf_windows;
   spec.debug = {families::tiny(spec, "plain", R"({"num_key_value_heads": 2, "rope_theta": 1000000.0,
                       "tie_word_embeddings": true})"),
                 families::tiny(spec, "window", R"({"hidden_size": 24, "num_attention_heads": 3,

@@ -16,7 +16,6 @@ FamilySpec qwen3_family() {
   spec.gguf.read = [](const GgufConfigReader& r, nlohmann::json& config) {
     config["attention_bias"] = r.has("blk.0.attn_q.bias");
     families::read_qwen_gguf_windows(r, config);
-    r.put_rotary(config);
   };
   spec.debug = {families::tiny(spec, "yarn", R"({"num_key_value_heads": 2, "head_dim": 16, "rope_theta": 1000000.0,
                       "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}})")};

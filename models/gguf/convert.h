@@ -17,7 +17,7 @@ enum class ModelFormat {
 
 struct ConvertOptions {
   ModelFormat format = ModelFormat::kAuto;
-  /// Type of the matrices: F32, F16 or BF16 for a folder; any of writable_ggml_types() for GGUF. Empty: as in the
+  /// Type of the matrices: F32, F16 or BF16 for a folder; any that parse_ggml_type() takes for GGUF. Empty: as in the
   /// source, where a folder gets F32 for what is quantised.
   std::string type = {};
   bool vocabulary = true;  ///< false: leave the tokenizer out

@@ -6,14 +6,14 @@
 #include <emend/models/gguf/gguf_checkpoint.h>
 
 #include <map>
-#include <mutex>
 
 namespace emend::models {
 namespace {
 
 class GgufCheckpoint : public Checkpoint {
  public:
-  GgufCheckpoint(const std::filesystem::path& path, const FamilySpec* own) : path_(path), files_(path), own_(own) {
+  GgufCheckpoint(const std::filesystem::path& path, const FamilySpec* own)
+      : Checkpoint(path, "gguf"), files_(path), own_(own) {
     const auto architecture = files_.metadata().required_text("general.architecture");
     const GgufForm& form = detail::gguf_architecture(architecture, path.string(), own);
     config_ = detail::config_from_gguf(files_, architecture, own);
@@ -21,21 +21,16 @@ class GgufCheckpoint : public Checkpoint {
     const FamilySpec& family = family_of(config_, as, own);
     recipes_ = detail::plan_tensors(files_, form, family, parse_config(config_, as, family));
     for (const auto& recipe : recipes_) {
-      index_[recipe.info.name] = infos_.size();
-      infos_.push_back(recipe.info);
+      index_[recipe.info.name] = tensors_.size();
+      tensors_.push_back(recipe.info);
     }
   }
-
-  const std::filesystem::path& path() const override { return path_; }
-  std::string format() const override { return "gguf"; }
-  const nlohmann::json& config() const override { return config_; }
-  const std::vector<TensorInfo>& tensors() const override { return infos_; }
 
   at::Tensor read(const std::string& name) const override {
     const auto it = index_.find(name);
     if (it != index_.end()) return exact_norm(recipes_[it->second], detail::read_tensor(recipes_[it->second]));
     throw Error(ErrorClass::kNotFound, {path_.string(), "no tensor \"" + name + "\"", "",
-                                        did_you_mean(name, infos_, "", [](const auto& info) { return info.name; })});
+                                        did_you_mean(name, tensors_, "", [](const auto& info) { return info.name; })});
   }
 
   std::unique_ptr<Tokenizer> load_tokenizer() const override {
@@ -47,22 +42,19 @@ class GgufCheckpoint : public Checkpoint {
     return tokenizer_from_gguf(*vocabulary, own_ ? &own_->gguf.pre : nullptr);
   }
 
-  std::string fingerprint() const override {
-    std::call_once(fingerprinted_, [&] {
-      Sha256 hash;
-      for (const auto& part : files_.parts())
-        for (const GgufTensor& tensor : part->tensors()) {
-          std::string head = tensor.name + "\n" + to_string(tensor.type);
-          for (const int64_t n : tensor.shape) head += " " + std::to_string(n);
-          hash.update(head + "\n");
-          hash.update(part->data(tensor), tensor.bytes);
-        }
-      fingerprint_ = hash.hex();
-    });
-    return fingerprint_;
+ private:
+  std::string hash() const override {
+    Sha256 hash;
+    for (const auto& part : files_.parts())
+      for (const GgufTensor& tensor : part->tensors()) {
+        std::string head = tensor.name + "\n" + to_string(tensor.type);
+        for (const int64_t n : tensor.shape) head += " " + std::to_string(n);
+        hash.update(head + "\n");
+        hash.update(part->data(tensor), tensor.bytes);
+      }
+    return hash.hex();
   }
 
- private:
   // The values that emend kept of a norm stored as 1 + w, where they are those of the tensor up to rounding.
   at::Tensor exact_norm(const detail::GgufRecipe& recipe, const at::Tensor& values) const {
     if (!recipe.plus_one) return values;
@@ -75,15 +67,10 @@ class GgufCheckpoint : public Checkpoint {
     return at::where((exact - values).abs() <= 2.4e-7 * (1 + values.abs()), exact, values);
   }
 
-  std::filesystem::path path_;
   detail::GgufFiles files_;
   const FamilySpec* own_;
-  nlohmann::json config_;
   std::vector<detail::GgufRecipe> recipes_;
-  std::vector<TensorInfo> infos_;
   std::map<std::string, size_t> index_;
-  mutable std::once_flag fingerprinted_;
-  mutable std::string fingerprint_;
 };
 
 }  // namespace

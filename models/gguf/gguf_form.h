@@ -39,8 +39,8 @@ class GgufConfigReader {
   [[nodiscard]] int64_t rotary_dims() const;
   /// The fraction that gives exactly rotary_dims() when multiplied by head_dim and cut to an integer.
   [[nodiscard]] double rotary_fraction() const;
-  /// Writes rotary_base() under `theta` and, where there is any, rope_scaling and (unless the family has written it) the
-  /// share of a head that turns.
+  /// Writes rotary_base() under `theta` and, where there is any, rope_scaling and (unless the family has written it)
+  /// the share of a head that turns.
   void put_rotary(nlohmann::json& config, const std::string& theta = "rope_theta") const;
 
   [[nodiscard]] int64_t window() const;  ///< of attention, in tokens; 0: none
@@ -110,8 +110,9 @@ struct GgufForm {
   /// Of several families of one architecture: is the file this one's? Without it, the one whose claim no other made.
   std::function<bool(const GgufConfigReader&)> claims;
   /// Adds to a config.json, which has the sizes, epsilon and activation under the family's keys, what the metadata and
-  /// tensors say beyond that. Absent: the rotary form, if the family rotates.
+  /// tensors say beyond that. The rotary form of a family that rotates follows, unless `read` writes it: `own_rotary`.
   std::function<void(const GgufConfigReader&, nlohmann::json&)> read;
+  bool own_rotary = false;
   /// The way back: keys and notes of the family's own.
   std::function<void(const ModelConfig&, GgufConfig&)> write;
 };

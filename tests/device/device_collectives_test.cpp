@@ -69,7 +69,7 @@ void share(Collectives& group) {
   const WorkSharing sharing(group);
   const int r = group.rank(), n = group.size();
   const auto work = [&]() -> std::string {
-    if (r == 1) throw Error(ErrorClass::kNumeric, "a system that is singular");
+    if (r == 1) throw Error(ErrorClass::kNumeric, {"", "a system that is singular", "", ""});
     return "fine";
   };
   const auto text = testing::error_of([&] { (void)sharing.exchange(work); }, ErrorClass::kNumeric);

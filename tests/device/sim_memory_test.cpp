@@ -53,7 +53,7 @@ TEST(SimMemory, RunsOutAtTheLimitAndRecovers) {
   const auto before = device_memory_stats(sim(4)).allocated;
   const auto half = at::ones({250}, on(4));
   {
-    const SimulatedLimitScope limit(4, before + 2000);
+    const testing::SimulatedLimitScope limit(4, before + 2000);
     EXPECT_THROW(at::zeros({1000}, on(4)), c10::OutOfMemoryError);
     EXPECT_THROW((half.expand({4, 250}) + 1), c10::OutOfMemoryError) << "results count too";
     EXPECT_EQ(device_memory_stats(sim(4)).allocated, before + 1000) << "a refused allocation leaves no trace";
@@ -73,7 +73,7 @@ TEST(SimMemory, LimitsAreChecked) {
 
 TEST(SimMemory, VisibleDevicesShowLimits) {
   (void)sim(0);
-  const SimulatedLimitScope limit(6, 123456);
+  const testing::SimulatedLimitScope limit(6, 123456);
   for (const auto& info : visible_devices())
     if (info.device == sim(6)) {
       EXPECT_EQ(info.total_bytes, 123456);
@@ -155,7 +155,7 @@ TEST(VisibleDevices, CpuComesFirstWithItsMemory) {
 
 // CUDA's allocator keeps what is freed: the driver counts it as taken, and the next tensor has it.
 TEST(VisibleDevices, WhatTheAllocatorKeepsIsFree) {
-  const SimulatedLimitScope limit(5, 1 << 20);
+  const testing::SimulatedLimitScope limit(5, 1 << 20);
   (void)sim(5);
   const auto free_bytes = [] {
     for (const auto& info : visible_devices())

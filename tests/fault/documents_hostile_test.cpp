@@ -11,9 +11,9 @@
 #include <emend/evaluation/report.h>
 #include <gtest/gtest.h>
 #include <minizip/zip.h>
-#include <unistd.h>
 
 #include "support/error_of.h"
+#include "support/temporary_folder.h"
 #include "support/tiny_model.h"
 
 namespace emend {
@@ -28,13 +28,6 @@ using testing::expect_refused;
 
 class DocumentsHostile : public ::testing::Test {
  protected:
-  void SetUp() override {
-    root_ = fs::path(::testing::TempDir()) / ("emend_documents_" + std::to_string(::getpid()));
-    fs::remove_all(root_);
-    fs::create_directories(root_);
-  }
-  void TearDown() override { fs::remove_all(root_); }
-
   // A safetensors file with this header and no data.
   [[nodiscard]] fs::path tensors(const std::string& header) const {
     const uint64_t length = header.size();
@@ -55,7 +48,8 @@ class DocumentsHostile : public ::testing::Test {
     return root_ / "x.npz";
   }
 
-  fs::path root_;
+  const testing::TemporaryFolder folder_{"documents"};
+  const fs::path root_ = folder_.path();
 };
 
 TEST_F(DocumentsHostile, NestingEndsInAnErrorEverywhere) {

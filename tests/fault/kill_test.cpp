@@ -76,19 +76,11 @@ class KillTest : public ProgramTest {
     for (const char* file : {"edit.safetensors", "model/model.safetensors", "model/config.json",
                              "adapter/adapter_model.safetensors", "adapter/adapter_config.json"})
       bytes[file] = read_file(folder_ / name / file);
-    for (const auto& line : split(read_file(folder_ / name / "cases.jsonl"))) {
-      auto document = json::parse(line);
+    for (auto& document : cases(name)) {
       document.erase("seconds");
       bytes["cases"] += document.dump() + "\n";
     }
     return bytes;
-  }
-
-  static std::vector<std::string> split(const std::string& text) {
-    std::vector<std::string> lines;
-    for (size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1)
-      lines.push_back(text.substr(begin, end - begin));
-    return lines;
   }
 
   // How far the run had come when it was killed.

@@ -10,12 +10,12 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <functional>
 
 #include "support/error_of.h"
+#include "support/temporary_folder.h"
 #include "support/tiny_model.h"
 
 namespace emend {
@@ -26,12 +26,9 @@ namespace fs = std::filesystem;
 class LinksHostile : public ::testing::Test {
  protected:
   void SetUp() override {
-    root_ = fs::path(::testing::TempDir()) / ("emend_links_hostile_" + std::to_string(::getpid()));
-    fs::remove_all(root_);
     testing::write_tiny_model(model());
     write_file(root_ / "secret.txt", "the password");
   }
-  void TearDown() override { fs::remove_all(root_); }
   [[nodiscard]] fs::path model() const { return root_ / "model"; }
 
   // Refused with this class and these words, within a second.
@@ -45,7 +42,8 @@ class LinksHostile : public ::testing::Test {
     expect_refused([&] { (void)models::load_model(model().string()); }, error_class, words);
   }
 
-  fs::path root_;
+  const testing::TemporaryFolder folder_{"links_hostile"};
+  const fs::path root_ = folder_.path();
 };
 
 TEST_F(LinksHostile, LinksThatLeaveTheFolder) {

@@ -9,13 +9,14 @@
 #include <chrono>
 
 #include "support/debug_models.h"
+#include "support/temporary_folder.h"
 
 namespace emend::models {
 namespace model_hostile_test {
 
 using Json = nlohmann::json;
 using testing::FamilyFlavour;
-using Tensors = std::vector<std::pair<std::string, at::Tensor>>;
+using Tensors = NamedTensors;
 
 constexpr const char* kFile = "some/config.json";
 
@@ -67,12 +68,7 @@ class Hostile : public ::testing::TestWithParam<FamilyFlavour> {
     if (keys.default_max_positions == 0) names.push_back(keys.max_positions);
     return names;
   }
-  [[nodiscard]] Tensors tensors() const {
-    const auto checkpoint = random_checkpoint(config_, 3);
-    Tensors all;
-    for (const TensorInfo& info : checkpoint->tensors()) all.emplace_back(info.name, checkpoint->read(info.name));
-    return all;
-  }
+  [[nodiscard]] Tensors tensors() const { return tensors_of(*random_checkpoint(config_, 3)); }
   [[nodiscard]] static Outcome loaded(const Json& config, const Tensors& tensors) {
     return outcome_of([&] { (void)load_model(std::make_shared<MemoryCheckpoint>(config, tensors, "some/model")); });
   }
@@ -346,9 +342,8 @@ TEST(HostileConfig, SettingsOfOneFamily) {
 // Of several weight files the message names the one that holds the tensor, or the index that should list it.
 TEST(HostileTensors, TheFileIsNamed) {
   namespace fs = std::filesystem;
-  const auto folder = fs::path(::testing::TempDir()) / "emend_model_hostile_files";
-  fs::remove_all(folder);
-  fs::create_directories(folder);
+  const testing::TemporaryFolder temporary("model_hostile_files");
+  const auto& folder = temporary.path();
   const Json config = testing::debug_config("llama");
   const auto checkpoint = random_checkpoint(config, 1);
   write_file(folder / "config.json", config.dump());
@@ -382,19 +377,14 @@ TEST(HostileTensors, TheFileIsNamed) {
   fs::create_symlink("model-00002-of-00002.safetensors", folder / "model-00002-of-00002.safetensors");  // to itself
   expect_words(outcome_of([&] { (void)load_model(folder.string()); }), ErrorClass::kNotFound,
                {"model.safetensors.index.json", "model-00002-of-00002.safetensors"}, "a link to itself");
-  fs::remove_all(folder);
 }
 
 // Text that is no JSON, although Python's json module writes it.
 TEST(HostileConfig, FilesThatAreNotJson) {
-  const auto folder = std::filesystem::path(::testing::TempDir()) / "emend_model_hostile_test";
-  std::filesystem::remove_all(folder);
-  std::filesystem::create_directories(folder);
+  const testing::TemporaryFolder temporary("model_hostile");
+  const auto& folder = temporary.path();
   const Json config = testing::debug_config("llama");
-  const auto checkpoint = random_checkpoint(config, 1);
-  Tensors all;
-  for (const TensorInfo& info : checkpoint->tensors()) all.emplace_back(info.name, checkpoint->read(info.name));
-  write_safetensors(folder / "model.safetensors", all);
+  write_folder(*random_checkpoint(config, 1), folder);
   std::string text = config.dump();
   for (const std::string wrong : {"NaN", "Infinity", "-Infinity", "0x20", "1_000", "+5", "'a'", "None", "\"\\ud800"}) {
     write_file(folder / "config.json", text.substr(0, text.size() - 1) + ", \"rope_theta\": " + wrong + "}");
@@ -407,7 +397,6 @@ TEST(HostileConfig, FilesThatAreNotJson) {
   write_file(folder / "config.json", std::string(200000, '['));
   expect_words(outcome_of([&] { (void)load_model(folder.string()); }), ErrorClass::kCorruption,
                {"config.json:1:101", "more than 100 levels"}, "deep");
-  std::filesystem::remove_all(folder);
 }
 
 }  // namespace model_hostile_test

@@ -4,6 +4,7 @@
 //
 // Each sequence follows from its seed: also the moments of kills and full disks, which are counted in calls of the
 // system. EMEND_SEQUENCES sets how many there are.
+#include <ATen/Parallel.h>
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/core/staged.h>

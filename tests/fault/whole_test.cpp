@@ -9,6 +9,7 @@
 
 #include <thread>
 
+#include "support/pack_oracle.h"
 #include "support/program_fixture.h"
 
 namespace emend::testing {
@@ -44,9 +45,7 @@ class WholeTest : public ProgramTest {
   }
   void refused(const std::vector<std::string>& arguments, const std::vector<std::string>& words,
                const ProgramOptions& options = {}) {
-    const auto result = emend(arguments, options);
-    EXPECT_EQ(result.status, 2) << result.err;
-    for (const auto& word : words) EXPECT_NE(result.err.find(word), std::string::npos) << word << " in " << result.err;
+    expect_ended(emend(arguments, options), 2, words);
   }
   json list(const std::string& model) {
     return json::parse(emend({"list", "--model", path(model), "--json"}).out).at("edits");
@@ -223,27 +222,19 @@ TEST_F(WholeTest, NothingThatIsReadIsWritten) {
 
 TEST_F(WholeTest, WhatOthersWroteStays) {
   const std::string model = path("model"), facts = path("facts.jsonl"), rows = read_file(facts);
-  const auto files_of = [&](const std::string& name) {
-    std::map<std::string, std::string> files;
-    for (const auto& entry : fs::recursive_directory_iterator(path(name)))
-      if (entry.is_regular_file()) files[entry.path().string()] = read_file(entry.path());
-    return files;
-  };
   fs::create_directories(folder_ / "mine");
   fs::create_directories(folder_ / "run" / "checkpoint");
   write_file(folder_ / "mine" / "notes.txt", "mine");
   write_file(folder_ / "run" / "checkpoint" / "notes.txt", "mine");
-  const auto mine = files_of("mine"), run = files_of("run");
+  const auto mine = files_under(path("mine")), run = files_under(path("run"));
   refused({"convert", model, path("mine")}, {"not empty", "--force"});
   for (const std::string& file : {facts, path("mine/notes.txt"), model + "/config.json"})
     EXPECT_NE(emend({"list", "--model", model, "--log-file", file}).status, 0) << file;
   refused({"merge", norway_, bern_, "--out", path("m.safetensors"), "--log-file", path("m.safetensors")},
           {"two outputs"});
-  const auto result = run_program("memit_edit", edit({"--out", path("run"), "--quiet"}));
-  EXPECT_EQ(result.status, 2) << result.err;
-  EXPECT_NE(result.err.find("a folder that no run wrote"), std::string::npos) << result.err;
-  EXPECT_EQ(files_of("mine"), mine);
-  auto left = files_of("run");
+  expect_ended(run_program("memit_edit", edit({"--out", path("run"), "--quiet"})), 2, {"a folder that no run wrote"});
+  EXPECT_EQ(files_under(path("mine")), mine);
+  auto left = files_under(path("run"));
   left.erase(path("run/run.jsonl"));
   EXPECT_EQ(left, run);
   EXPECT_EQ(read_file(facts), rows);
@@ -263,9 +254,7 @@ TEST_F(WholeTest, WhatOthersWroteStays) {
   const auto before = model_bytes("changed");
   fs::copy_file(rome_, folder_ / "changed" / ".emend" / "packs" / (id + ".safetensors"),
                 fs::copy_options::overwrite_existing);
-  const auto swapped = emend({"revert", list("changed")[1].at("id"), "--model", path("changed")});
-  EXPECT_EQ(swapped.status, 3) << swapped.err;
-  EXPECT_NE(swapped.err.find("put the pack back"), std::string::npos) << swapped.err;
+  expect_ended(emend({"revert", list("changed")[1].at("id"), "--model", path("changed")}), 3, {"put the pack back"});
   EXPECT_EQ(model_bytes("changed"), before);
 }
 

@@ -14,6 +14,7 @@
 #include "support/program.h"
 #include "support/random_text.h"
 #include "support/shared.h"
+#include "support/temporary_folder.h"
 #include "support/tiny_model.h"
 
 namespace emend::testing {
@@ -27,13 +28,7 @@ const std::string kStrings =
 
 class Convert : public ::testing::Test {
  protected:
-  void SetUp() override {
-    root_ = fs::path(::testing::TempDir()) / ("emend_convert_test_" + std::to_string(::getpid()));
-    fs::remove_all(root_);
-    fs::create_directories(root_);
-    write_file(root_ / "strings.json", kStrings);
-  }
-  void TearDown() override { fs::remove_all(root_); }
+  void SetUp() override { write_file(root_ / "strings.json", kStrings); }
 
   [[nodiscard]] std::string path(const std::string& name) const { return (root_ / name).string(); }
 
@@ -43,16 +38,10 @@ class Convert : public ::testing::Test {
     for (const auto& key : family.keys.vocab)
       if (config.contains(key)) config[key] = 257;
     config["eos_token_id"] = 256;
-    fs::create_directories(root_ / name);
-    const auto checkpoint = models::random_checkpoint(config, 23);
-    std::vector<std::pair<std::string, at::Tensor>> tensors;
-    for (const auto& info : checkpoint->tensors())
-      tensors.emplace_back(info.name, checkpoint->read(info.name).to(dtype));
-    write_safetensors(root_ / name / "model.safetensors", tensors, {{"format", "pt"}});
+    models::write_folder(*models::random_checkpoint(config, 23), root_ / name, dtype);
     write_file(root_ / name / "tokenizer.json", byte_tokenizer().dump());
     write_file(root_ / name / "tokenizer_config.json",
                R"({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>"})");
-    write_file(root_ / name / "config.json", config.dump(1));
   }
 
   ProgramResult emend(const std::vector<std::string>& arguments, int status = 0) const {
@@ -80,8 +69,7 @@ class Convert : public ::testing::Test {
   }
   void expect_refusal(const std::vector<std::string>& arguments, int status,
                       const std::vector<std::string>& words) const {
-    const auto result = emend(arguments, status);
-    for (const auto& word : words) EXPECT_NE(result.err.find(word), std::string::npos) << word << ": " << result.err;
+    expect_ended(emend(arguments, status), status, words);
   }
   void nothing_left_over() const {
     for (const auto& entry : fs::recursive_directory_iterator(root_)) {
@@ -91,7 +79,8 @@ class Convert : public ::testing::Test {
     }
   }
 
-  fs::path root_;
+  const TemporaryFolder folder_{"convert"};
+  const fs::path root_ = folder_.path();
 };
 
 std::map<std::string, at::Tensor> tensors_of(const fs::path& folder) {
@@ -162,12 +151,7 @@ TEST_F(Convert, PublishedTokenizersKeepTheirIdsAndTheirFiles) {
                          {"num_hidden_layers", 1},        {"num_attention_heads", 2},
                          {"intermediate_size", 16},       {"vocab_size", original->vocab_size() + 3},
                          {"max_position_embeddings", 64}, {"tie_word_embeddings", true}};
-    fs::create_directories(root_ / "source");
-    const auto checkpoint = models::random_checkpoint(config, 2);
-    std::vector<std::pair<std::string, at::Tensor>> tensors;
-    for (const auto& info : checkpoint->tensors()) tensors.emplace_back(info.name, checkpoint->read(info.name));
-    write_safetensors(root_ / "source" / "model.safetensors", tensors);
-    write_file(root_ / "source" / "config.json", config.dump());
+    models::write_folder(*models::random_checkpoint(config, 2), root_ / "source");
     models::save_tokenizer(*original, root_ / "source");
     (void)models::convert_model(path("source"), path("model.gguf"), {.type = "F16"});
     (void)models::convert_model(path("model.gguf"), path("back"));
@@ -359,8 +343,7 @@ TEST_F(Convert, WhatCannotBeDoneIsSaidAndLeavesNothing) {
 
 TEST_F(Convert, HelpShowsExamples) {
   const std::string help = emend({"convert", "--help"}).out;
-  for (const char* word : {"SOURCE", "TARGET", "--type", "--force", "Examples", "Q8_0", "--json"})
-    EXPECT_NE(help.find(word), std::string::npos) << word;
+  expect_parts(help, {"SOURCE", "TARGET", "--type", "--force", "Examples", "Q8_0", "--json"});
 }
 
 }  // namespace convert_test

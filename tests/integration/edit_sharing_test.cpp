@@ -54,9 +54,8 @@ TEST_F(EditSharing, AMergedPackIsAppliedAndTakenBack) {
   (void)run({"revert", "--all", "--model", path("together")});
   EXPECT_EQ(model_bytes("together") == model_bytes(), true) << "the original bytes";
 
-  const auto again = run_program("emend", {"merge", pack("anna"), pack("ben"), "--out", path("team.safetensors")});
-  EXPECT_EQ(again.status, 2);
-  EXPECT_NE(again.err.find("--force"), std::string::npos) << again.err;
+  expect_ended(run_program("emend", {"merge", pack("anna"), pack("ben"), "--out", path("team.safetensors")}), 2,
+               {"--force"});
 }
 
 TEST_F(EditSharing, EditsOfAGgufFileAreNotForgotten) {
@@ -64,9 +63,7 @@ TEST_F(EditSharing, EditsOfAGgufFileAreNotForgotten) {
   edit_one("ben", "The Colosseum", "Oslo");
   (void)run({"convert", path("model"), path("plain.gguf")});
   const auto says = [&](const std::vector<std::string>& arguments, int status, const std::string& what) {
-    const auto result = run_program("emend", arguments);
-    EXPECT_EQ(result.status, status) << result.err;
-    EXPECT_NE(result.err.find(what), std::string::npos) << result.err;
+    expect_ended(run_program("emend", arguments), status, {what});
   };
   const auto export_gguf = [&](const std::string& person, const std::string& model, std::vector<std::string> more) {
     std::vector<std::string> arguments = {"export", pack(person), "--model", path(model), "--to", "gguf"};
@@ -95,8 +92,7 @@ TEST_F(EditSharing, EditsOfAGgufFileAreNotForgotten) {
   says({"export", pack("ben"), "--model", path("annas"), "--to", "model", "--card", "--out", path("card")}, 0, "");
   for (const char* card : {"both.gguf.md", "card/README.md"}) {
     const std::string text = read_file(path(card));
-    for (const char* part : {"2 edited facts", "The Eiffel Tower is in the city of | Rome", "The Colosseum"})
-      EXPECT_NE(text.find(part), std::string::npos) << part << " in " << text;
+    expect_parts(text, {"2 edited facts", "The Eiffel Tower is in the city of | Rome", "The Colosseum"});
   }
 }
 
@@ -106,9 +102,8 @@ TEST_F(EditSharing, ConflictsAreNamed) {
   const std::vector<std::string> merge = {"merge", pack("anna"), pack("ben"), "--out", path("team.safetensors")};
   const auto refused = run_program("emend", merge);
   EXPECT_EQ(refused.status, 2);
-  for (const char* word : {"anna/edit.safetensors", "ben/edit.safetensors", "The Eiffel Tower is in the city of",
-                           "Rome", "Oslo", "target", "--on-conflict"})
-    EXPECT_NE(refused.err.find(word), std::string::npos) << word << " in " << refused.err;
+  expect_parts(refused.err, {"anna/edit.safetensors", "ben/edit.safetensors", "The Eiffel Tower is in the city of",
+                             "Rome", "Oslo", "target", "--on-conflict"});
   EXPECT_FALSE(fs::exists(path("team.safetensors")));
   auto settled = merge;
   settled.insert(settled.end(), {"--on-conflict", "last"});
@@ -123,9 +118,7 @@ TEST_F(EditSharing, ConflictsAreNamed) {
        {std::vector<std::string>{"merge", pack("anna")}, {"import", pack("anna"), "--model", path("model")}}) {
     auto over = arguments;
     over.insert(over.end(), {"--force", "--out", weights});
-    const auto result = run_program("emend", over);
-    EXPECT_EQ(result.status, 2);
-    EXPECT_NE(result.err.find("that is no edit pack"), std::string::npos) << result.err;
+    expect_ended(run_program("emend", over), 2, {"that is no edit pack"});
     EXPECT_TRUE(read_file(weights) == before);
   }
 }
@@ -161,8 +154,7 @@ TEST_F(EditSharing, DiffShowsFactsWeightsAndSpeech) {
   EXPECT_EQ(prompts["most_changed"][0]["a"].size(), 4U);
 
   const auto text = must_run("emend", diff);
-  for (const char* word : {"1 answered differently", "Rome (A), Oslo (B)", "cosine", "down_proj", "3 prompts"})
-    EXPECT_NE(text.out.find(word), std::string::npos) << word << " in " << text.out;
+  expect_parts(text.out, {"1 answered differently", "Rome (A), Oslo (B)", "cosine", "down_proj", "3 prompts"});
   EXPECT_EQ(text.out.find("Paragraph 7"), std::string::npos) << text.out;
 }
 
@@ -184,9 +176,7 @@ TEST_F(EditSharing, DiffOfModelsAgreesWithDiffOfPacks) {
     EXPECT_NEAR(through_base["weights"][i]["cosine"].get<double>(), 1, 1e-6);
     EXPECT_LT(through_base["weights"][i]["difference_norm"].get<double>(), 1e-3 * norm);
   }
-  const auto lost = run_program("emend", {"diff", pack("anna"), path("anna/model")});
-  EXPECT_EQ(lost.status, 2);
-  EXPECT_NE(lost.err.find("--model BASE"), std::string::npos) << lost.err;
+  expect_ended(run_program("emend", {"diff", pack("anna"), path("anna/model")}), 2, {"--model BASE"});
   const auto other = run_program("emend", {"diff", pack("anna"), pack("anna"), "--model", path("anna/model")});
   EXPECT_EQ(other.status, 2) << "shares of the norms of another model";
   EXPECT_NE(other.err.find("anna/model: the model "), std::string::npos) << other.err;
@@ -208,9 +198,8 @@ TEST_F(EditSharing, HalfPrecisionSaysWhatSurvived) {
   const auto applied = run({"apply", pack("half"), "--model", path("bf16"), "--force"});
   EXPECT_NE(applied["edits"][0]["survived"].get<double>(), 1.0);
   EXPECT_GT(applied["edits"][0]["survived"].get<double>(), 0.3);
-  const auto refused = run_program("emend", {"apply", pack("half"), "--model", path("fresh"), "--out", path("x")});
-  EXPECT_EQ(refused.status, 2);
-  EXPECT_NE(refused.err.find("--accept-base"), std::string::npos) << refused.err;
+  expect_ended(run_program("emend", {"apply", pack("half"), "--model", path("fresh"), "--out", path("x")}), 2,
+               {"--accept-base"});
   (void)run({"apply", pack("half"), "--model", path("fresh"), "--out", path("y"), "--accept-base",
              document["b"]["base"].get<std::string>().substr(0, 12)},
             0);
@@ -234,8 +223,7 @@ TEST_F(EditSharing, DamagedCachesAreReportedAndComputedAgain) {
   }
   EXPECT_EQ(run({"cache", "verify", "--cache", path("cache")}, 3)["damaged"].size(), 3U);
   const auto second = must_run("memit_edit", evaluated("second"));
-  EXPECT_NE(second.err.find("computing it again"), std::string::npos) << second.err;
-  EXPECT_NE(second.err.find("is made again"), std::string::npos) << second.err;
+  expect_ended(second, 0, {"computing it again", "is made again"});
   EXPECT_EQ(read_file(folder_ / "first" / "edit.safetensors") == read_file(folder_ / "second" / "edit.safetensors"),
             true);
   EXPECT_TRUE(run({"cache", "verify", "--cache", path("cache")})["damaged"].empty()) << "rebuilt";
@@ -248,8 +236,8 @@ TEST_F(EditSharing, DamagedCachesAreReportedAndComputedAgain) {
 TEST_F(EditSharing, CachesStayWithinTheirBound) {
   ProgramOptions small;
   small.environment = {{"EMEND_CACHE_GIB", "0.00002"}};  // 21 KB: one layer's statistics are 18 KB
-  const auto result = must_run("memit_edit", edit({"--eval", "none", "--stats-tokens", "2000"}), small);
-  EXPECT_NE(result.err.find("within its bound"), std::string::npos) << result.err;
+  expect_ended(must_run("memit_edit", edit({"--eval", "none", "--stats-tokens", "2000"}), small), 0,
+               {"within its bound"});
   EXPECT_EQ(run({"cache", "size", "--cache", path("cache")})["files"], 1);
   must_run("memit_edit", edit({"--eval", "counterfact", "--out", path("more"), "--stats-tokens", "2000"}));
   EXPECT_EQ(run({"cache", "size", "--cache", path("cache")})["files"], 3);

@@ -89,9 +89,7 @@ TEST_F(ExportTest, ANarrowerDtypeLosesNothingOfTheFile) {
 
 TEST_F(ExportTest, ABaseWithEditsIsRefused) {
   ASSERT_EQ(export_to("gguf", "edited.gguf").status, 0);
-  const auto result = export_to("gguf", "twice.gguf", {"--base", path("edited.gguf")});
-  EXPECT_EQ(result.status, 2);
-  EXPECT_NE(result.err.find("a file that holds edits"), std::string::npos) << result.err;
+  expect_ended(export_to("gguf", "twice.gguf", {"--base", path("edited.gguf")}), 2, {"a file that holds edits"});
   EXPECT_FALSE(std::filesystem::exists(folder_ / "twice.gguf"));
 }
 
@@ -142,9 +140,8 @@ TEST_F(ExportTest, ACardSaysWhatWasEditedHowItWasMeasuredAndHowToTakeItBack) {
       arguments.push_back(word);
     must_run("emend", arguments);
     const std::string card = read_file(path(form == "model" ? "card-model/README.md" : "card-lora.md"));
-    for (const char* part : {"base_model:", "The Eiffel Tower is in the city of | Rome", "method: `memit`",
-                             "rewrite\\_acc", "layers.1.mlp.down_proj.weight", "How to take it back"})
-      EXPECT_NE(card.find(part), std::string::npos) << part << "\n" << card;
+    expect_parts(card, {"base_model:", "The Eiffel Tower is in the city of | Rome", "method: `memit`", "rewrite\\_acc",
+                        "layers.1.mlp.down_proj.weight", "How to take it back"});
     EXPECT_NE(card.find(form == "model" ? "`emend revert` takes it back" : "Leave the adapter out"), std::string::npos)
         << card;
   }
@@ -168,18 +165,14 @@ TEST_F(ExportTest, ACardSaysWhatWasEditedHowItWasMeasuredAndHowToTakeItBack) {
 TEST_F(ExportTest, RefusesInsteadOfOverwritingOrCutting) {
   ASSERT_EQ(export_to("lora", "lora.gguf").status, 0);
   auto result = export_to("lora", "lora.gguf");
-  EXPECT_EQ(result.status, 2);
-  EXPECT_NE(result.err.find("--force"), std::string::npos) << result.err;
+  expect_ended(result, 2, {"--force"});
   EXPECT_EQ(export_to("lora", "lora.gguf", {"--force"}).status, 0);
-  result = export_to("peft", "cut", {"--max-rank", "1", "--max-error", "1e-6"});
-  EXPECT_EQ(result.status, 2);
-  EXPECT_NE(result.err.find("relative error"), std::string::npos) << result.err;
+  expect_ended(export_to("peft", "cut", {"--max-rank", "1", "--max-error", "1e-6"}), 2, {"relative error"});
   EXPECT_FALSE(std::filesystem::exists(folder_ / "cut" / "adapter_config.json"));
   write_tiny_model(folder_ / "other", 9);
-  result = run_program("emend", {"export", path("run/edit.safetensors"), "--model", path("other"), "--to", "peft",
-                                 "--out", path("wrong")});
-  EXPECT_EQ(result.status, 2);
-  EXPECT_NE(result.err.find("a pack made for the model"), std::string::npos) << result.err;
+  expect_ended(run_program("emend", {"export", path("run/edit.safetensors"), "--model", path("other"), "--to", "peft",
+                                     "--out", path("wrong")}),
+               2, {"a pack made for the model"});
 }
 
 TEST_F(ExportTest, ReplacesNothingButAModel) {
@@ -189,11 +182,9 @@ TEST_F(ExportTest, ReplacesNothingButAModel) {
   EXPECT_TRUE(read_file(folder_ / "run" / "edit.safetensors") == pack);
   EXPECT_TRUE(read_file(folder_ / "run" / "other.safetensors") == pack);
   EXPECT_EQ(read_file(folder_ / "run" / "results.json"), results);
-  const auto again = export_to("model", "run", {"--force"});
-  EXPECT_EQ(again.status, 0);
-  EXPECT_NE(again.err.find("is replaced, and with it its edits"), std::string::npos) << again.err;
-  const auto converted = must_run("emend", {"convert", path("model"), path("run"), "--force"});
-  EXPECT_NE(converted.err.find("is replaced, and with it its edits"), std::string::npos) << converted.err;
+  expect_ended(export_to("model", "run", {"--force"}), 0, {"is replaced, and with it its edits"});
+  expect_ended(must_run("emend", {"convert", path("model"), path("run"), "--force"}), 0,
+               {"is replaced, and with it its edits"});
   EXPECT_TRUE(read_file(folder_ / "run" / "edit.safetensors") == pack);
 }
 

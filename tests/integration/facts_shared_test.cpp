@@ -3,7 +3,6 @@
 #include <emend/core/atomic_file.h>
 #include <emend/datasets/convert.h>
 #include <emend/datasets/corpus.h>
-#include <emend/datasets/known.h>
 #include <emend/datasets/lint.h>
 #include <gtest/gtest.h>
 

@@ -230,12 +230,7 @@ TEST_F(GgufEdit, ValuesThatAreNotFiniteLeaveNoFile) {
 // A folder with a tokenizer, as a checkpoint would be.
 std::filesystem::path make_folder(const TemporaryFolder& folder, const nlohmann::json& config) {
   const auto path = folder / "hf";
-  std::filesystem::create_directories(path);
-  const auto checkpoint = random_checkpoint(config, 4);
-  std::vector<std::pair<std::string, at::Tensor>> tensors;
-  for (const auto& info : checkpoint->tensors()) tensors.emplace_back(info.name, checkpoint->read(info.name));
-  write_safetensors(path / "model.safetensors", tensors);
-  write_file(path / "config.json", config.dump());
+  write_folder(*random_checkpoint(config, 4), path);
   write_file(path / "tokenizer.json", testing::byte_level_json({{"t", "h"}, {"th", "e"}}).dump());
   return path;
 }

@@ -242,8 +242,8 @@ TEST_F(LlamaCpp, AControlVectorGivesItsLogits) {
           python(kSteeredScript, "'" + path("base.gguf") + "' '" + path(file) + "' 1.5 " + std::to_string(first) + " " +
                                      std::to_string(last) + " '" + rows.dump() + "'");
       ASSERT_EQ(theirs.size(), rows.size());
-      const models::Steering steering(model, models::read_control_vector(path(file)),
-                                      {.strength = 1.5, .layers = {first, last}});
+      const auto steering = models::attach_steering(model, models::read_control_vector(path(file)),
+                                                    {.strength = 1.5, .layers = {first, last}});
       for (size_t r = 0; r < rows.size(); ++r) {
         const auto ours =
             model.forward(models::TokenBatch::from_rows({rows[r].get<std::vector<int64_t>>()})).logits[-1];

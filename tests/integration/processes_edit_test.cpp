@@ -100,13 +100,7 @@ class ProcessesEdit : public ProgramTest {
   }
   void expect_same_documents(const std::string& one, const std::string& other, double tolerance) const {
     expect_same(results(one), results(other), "results", tolerance);
-    const auto lines = [&](const std::string& run) {
-      json all = json::array();
-      std::istringstream stream(read_file(folder_ / run / "cases.jsonl"));
-      for (std::string line; std::getline(stream, line);) all.push_back(json::parse(line));
-      return all;
-    };
-    expect_same(lines(one), lines(other), "cases", tolerance);
+    expect_same(cases(one), cases(other), "cases", tolerance);
   }
   void compare(const std::string& what, const std::string& one, const std::string& other, double weights) const {
     const double most = pack_difference(one, other);
@@ -242,8 +236,7 @@ TEST_F(ProcessesEdit, AFolderThatIsTakenIsAnErrorOfAll) {
   edit_alone("run", {"--eval", "none"});
   const auto results = run_processes(Launcher::kVariables, 2, "memit_edit", edit_in("run", {}));
   for (const auto& result : results) {
-    EXPECT_EQ(result.status, 2) << result.err;
-    EXPECT_NE(result.err.find("holds the results of an earlier run"), std::string::npos) << result.err;
+    expect_ended(result, 2, {"holds the results of an earlier run"});
   }
 }
 

@@ -14,7 +14,18 @@ namespace program_outputs_test {
 
 using nlohmann::json;
 
-class ProgramOutputsTest : public ProgramTest {};
+class ProgramOutputsTest : public ProgramTest {
+ protected:
+  /// What `emend bench` says of the two engines on the facts.
+  [[nodiscard]] json bench(const std::vector<std::string>& more) const {
+    std::vector<std::string> words = {"bench", "--model", path("model/"), "--json", "--quiet"};
+    for (const auto& [name, file] : {std::pair("--facts", "facts.jsonl"), std::pair("--hparams", "hparams.yaml"),
+                                     std::pair("--corpus", "corpus.txt"), std::pair("--cache", "cache")})
+      words.insert(words.end(), {name, path(file)});
+    words.insert(words.end(), more.begin(), more.end());
+    return json::parse(must_run("emend", words).out);
+  }
+};
 
 TEST_F(ProgramOutputsTest, AGgufFileHoldsTheEditedWeights) {
   must_run("memit_edit", edit({"--save", "gguf,model", "--eval", "none", "--quiet"}));
@@ -55,8 +66,7 @@ TEST_F(ProgramOutputsTest, AnEditThatTakesNeuronsGetsRoom) {
   // The pack belongs to the wider model, and says how to make one.
   std::filesystem::copy_file(path("run/edit.safetensors"), path("wide.pack"));
   auto result = run_program("emend", {"apply", path("wide.pack"), "--model", path("model")});
-  EXPECT_EQ(result.status, 2) << result.err;
-  EXPECT_NE(result.err.find("emend convert, with 32 spare neurons"), std::string::npos) << result.err;
+  expect_ended(result, 2, {"emend convert, with 32 spare neurons"});
   must_run("emend", {"convert", path("model"), path("wide"), "--spare-neurons", "32"});
   result = must_run("emend", {"apply", path("wide.pack"), "--model", path("wide")});
   EXPECT_EQ(model_bytes("wide"), read_file(folder_ / "run" / "model" / "model.safetensors"));
@@ -71,21 +81,12 @@ TEST_F(ProgramOutputsTest, LintRemarksAreReportedAndFixed) {
              "{\"prompt\": \"{} is in the city of\", \"subject\": \"The Eiffel Tower\", \"target_new\": \"Rome\"}\n"
              "{\"prompt\": \"{} is in the city of\", \"subject\": \"The Eiffel Tower\", \"target_new\": \"Rome\"}\n");
   auto result = must_run("memit_edit", edit({"--eval", "none"}));
-  EXPECT_NE(result.err.find("facts.jsonl:2"), std::string::npos) << result.err;
-  EXPECT_NE(result.err.find("[duplicate]"), std::string::npos) << result.err;
+  expect_ended(result, 0, {"facts.jsonl:2", "[duplicate]"});
   EXPECT_EQ(results()["lint"][0]["check"], "duplicate");
   EXPECT_EQ(results()["facts"], 2);
   std::filesystem::remove_all(folder_ / "run");
   result = must_run("memit_edit", edit({"--eval", "none", "--fix"}));
   EXPECT_EQ(results()["facts"], 1);
-}
-
-TEST_F(ProgramOutputsTest, RefusesContradictionsUnlessToldOtherwise) {
-  write_file(folder_ / "facts.jsonl",
-             "{\"prompt\": \"{} is in the city of\", \"subject\": \"The Eiffel Tower\", \"target_new\": \"Rome\"}\n"
-             "{\"prompt\": \"{} is in the city of\", \"subject\": \"The Eiffel Tower\", \"target_new\": \"Oslo\"}\n");
-  expect_error(edit({}), 3, {"facts.jsonl", "--allow-conflicts", "the same prompt"});
-  must_run("memit_edit", edit({"--eval", "none", "--allow-conflicts"}));
 }
 
 TEST_F(ProgramOutputsTest, TheGuardTakesABatchBack) {
@@ -141,10 +142,7 @@ TEST_F(ProgramOutputsTest, GatesAskForFactsThatTheModelSays) {
 }
 
 TEST_F(ProgramOutputsTest, BenchComparesTheEnginesInOneRun) {
-  const auto result = must_run("emend", {"bench", "--model", path("model/"), "--facts", path("facts.jsonl"),
-                                         "--hparams", path("hparams.yaml"), "--corpus", path("corpus.txt"), "--cache",
-                                         path("cache"), "--bench-tokens", "300", "--json", "--quiet"});
-  const json document = json::parse(result.out);
+  const json document = bench({"--bench-tokens", "300"});
   EXPECT_EQ(document["model"], "model");
   for (const char* phase : {"targets", "keys_insert", "statistics", "evaluate"}) {
     ASSERT_TRUE(document["phases"].contains(phase)) << phase;
@@ -161,28 +159,8 @@ TEST_F(ProgramOutputsTest, BenchComparesTheEnginesInOneRun) {
 // Facts meet nobody on their core: a neighbour takes its share and no more. With threads that spin while they wait it
 // was 10 to 18 times as long. The limits leave room for what else a machine does.
 TEST_F(ProgramOutputsTest, BusyNeighboursTakeTheirShareOnly) {
-  const auto result = must_run("emend", {"bench",
-                                         "--model",
-                                         path("model"),
-                                         "--facts",
-                                         path("facts.jsonl"),
-                                         "--hparams",
-                                         path("hparams.yaml"),
-                                         "--corpus",
-                                         path("corpus.txt"),
-                                         "--cache",
-                                         path("cache"),
-                                         "--phases",
-                                         "targets",
-                                         "--threads",
-                                         "2",
-                                         "--neighbours",
-                                         "1,2",
-                                         "--over-threads",
-                                         "1,3",
-                                         "--json",
-                                         "--quiet"});
-  const json document = json::parse(result.out);
+  const json document =
+      bench({"--phases", "targets", "--threads", "2", "--neighbours", "1,2", "--over-threads", "1,3"});
   EXPECT_EQ(document["machine"]["threads"], 2);
   ASSERT_EQ(document["neighbours"].size(), 2U);
   EXPECT_LT(document["neighbours"][0]["ratio"].get<double>(), 4) << document["neighbours"];
@@ -217,13 +195,10 @@ TEST_F(ProgramOutputsTest, BenchTimesWhatItIsAskedForOrRefuses) {
            {{"statistics", "--over-threads", "1"}, "--over-threads"}}) {
     auto arguments = shape;
     arguments.insert(arguments.end(), more.begin(), more.end());
-    const auto result = run_program("emend", arguments);
-    EXPECT_EQ(result.status, 2) << result.err;
-    EXPECT_NE(result.err.find(word), std::string::npos) << result.err;
+    expect_ended(run_program("emend", arguments), 2, {word});
   }
-  const auto trained = run_program("emend", {"bench", "--editor", "ft", "--growth", "2"});
-  EXPECT_EQ(trained.status, 2);
-  EXPECT_NE(trained.err.find("--growth: an editor without targets, ft"), std::string::npos) << trained.err;
+  expect_ended(run_program("emend", {"bench", "--editor", "ft", "--growth", "2"}), 2,
+               {"--growth: an editor without targets, ft"});
 }
 
 // The options that scripts rely on.
@@ -257,6 +232,8 @@ TEST(ProgramOptions, EveryVerbThatIsListedHasHelpOfItsOwn) {
     const auto one = run_program("emend", {verb, "--help"});
     EXPECT_EQ(one.status, 0) << verb;
     EXPECT_NE(one.out.find("emend " + verb), std::string::npos) << one.out;
+    EXPECT_NE(one.out.find("--"), std::string::npos) << verb;
+    EXPECT_TRUE(one.err.empty()) << one.err;
     ++verbs;
   }
   EXPECT_GE(verbs, 14);

@@ -2,8 +2,6 @@
 #include <emend/core/safetensors.h>
 #include <gtest/gtest.h>
 
-#include <fstream>
-
 #include "support/program_fixture.h"
 
 namespace emend::testing {
@@ -27,14 +25,10 @@ TEST_F(ProgramTest, EditsAndWritesTheRunFolder) {
   for (const char* file : {"cases.jsonl", "run.jsonl", "report.html", "edit.safetensors", "model/config.json",
                            "model/model.safetensors", "model/tokenizer.json", "adapter/adapter_config.json"})
     EXPECT_TRUE(std::filesystem::exists(folder_ / "run" / file)) << file;
-  std::ifstream cases(folder_ / "run" / "cases.jsonl");
-  int lines = 0;
-  for (std::string line; std::getline(cases, line); ++lines) {
-    const json one = json::parse(line);
+  EXPECT_EQ(cases().size(), 2U);
+  for (const json& one : cases())
     for (const char* key : {"case_id", "subject", "prompt", "target", "steps", "loss", "status", "tokens", "metrics"})
       EXPECT_TRUE(one.contains(key)) << key;
-  }
-  EXPECT_EQ(lines, 2);
   EXPECT_NE(model_bytes("run/model"), model_bytes());
   EXPECT_FALSE(std::filesystem::exists(folder_ / "run" / "checkpoint"));
   no_temporaries();
@@ -52,12 +46,6 @@ TEST_F(ProgramTest, RevertGivesBackTheBytes) {
   EXPECT_TRUE(json::parse(result.out)["edits"][0]["active"].get<bool>());
   result = must_run("emend", {"revert", pack, "--model", path("other")});
   EXPECT_EQ(model_bytes("other"), original);
-}
-
-TEST_F(ProgramTest, EqualSeedsGiveEqualPacks) {
-  must_run("memit_edit", edit({"--seed", "3", "--eval", "none"}));
-  must_run("memit_edit", edit({"--seed", "3", "--eval", "none", "--out", path("again")}));
-  EXPECT_EQ(read_file(folder_ / "run" / "edit.safetensors"), read_file(folder_ / "again" / "edit.safetensors"));
 }
 
 TEST_F(ProgramTest, EvalOfAPackShowsBothStates) {
@@ -110,13 +98,10 @@ TEST_F(ProgramTest, OneValueOfAListNeedsNoBrackets) {
 }
 
 TEST_F(ProgramTest, AnEditThatBarelyMovesAnythingSaysSo) {
-  const auto result = must_run("memit_edit", edit({"--set", "mom2_update_weight=1000000000", "--eval", "none"}));
-  EXPECT_NE(result.err.find("barely moves anything"), std::string::npos) << result.err;
-  EXPECT_NE(result.err.find("mom2_update_weight"), std::string::npos) << result.err;
-  std::istringstream cases(read_file(folder_ / "run" / "cases.jsonl"));
+  expect_ended(must_run("memit_edit", edit({"--set", "mom2_update_weight=1000000000", "--eval", "none"})), 0,
+               {"barely moves anything", "mom2_update_weight"});
   int not_said = 0;
-  for (std::string line; std::getline(cases, line);) {  // each fact says so as well
-    const auto one = json::parse(line);
+  for (const json& one : cases()) {  // each fact says so as well
     if (one["verdict"] != "not_said") continue;
     ++not_said;
     EXPECT_NE(one["reason"].get<std::string>().find("of the change it asks for; lower mom2_"), std::string::npos);
@@ -136,23 +121,23 @@ TEST_F(ProgramTest, TextOfOthersDoesNotSteerTheTerminal) {
   }
 }
 
-TEST_F(ProgramTest, EqualRunsHaveEqualResultsWhateverTheCacheHeld) {
+TEST_F(ProgramTest, EqualRunsHaveEqualResultsAndPacksWhateverTheCacheHeld) {
   const auto results = [&](const std::string& out) {
-    const auto result = must_run("memit_edit", edit({"--eval", "none", "--out", path(out), "--json"}));
+    const auto result = must_run("memit_edit", edit({"--seed", "3", "--eval", "none", "--out", path(out), "--json"}));
     json document = json::parse(result.out);
     for (const char* key : {"seconds", "peak_bytes", "cache", "command"}) document.erase(key);
     return document;
   };
   EXPECT_EQ(results("first"), results("second"));
+  EXPECT_EQ(read_file(folder_ / "first" / "edit.safetensors"), read_file(folder_ / "second" / "edit.safetensors"));
 }
 
 TEST(ProgramWords, WrongOnesGetASuggestion) {
   auto result = run_program("emend", {"edti"});
-  EXPECT_EQ(result.status, 2);
-  EXPECT_NE(result.err.find("did you mean \"edit\"?"), std::string::npos) << result.err;
-  result = run_program("memit_edit", {"--facts", "f", "--batch-sise", "3"});
-  EXPECT_EQ(result.status, 2);
-  EXPECT_NE(result.err.find("did you mean \"--batch-size\"?"), std::string::npos) << result.err;
+  expect_ended(result, 2, {"did you mean \"edit\"?"});
+  expect_ended(run_program("memit_edit", {"--facts", "f", "--batch-sise", "3"}), 2, {"did you mean \"--batch-size\"?"});
+  must_run("memit_edit", {"--version"});
+  EXPECT_EQ(run_program("emend", {}).status, 2);
   EXPECT_EQ(run_program("emend", {"help", "lint"}).out, run_program("emend", {"lint", "--help"}).out);
   must_run("emend", {"help", "convert", "facts"});
   const std::string facts = std::string(EMEND_SOURCE_DIR) + "/datasets/emend_facts.json";
@@ -241,10 +226,8 @@ TEST_F(ProgramTest, CtrlCSavesAndResumesToTheSamePack) {
   expect_error({"--out", path("cut"), "--resume"}, 3, {"command.json", "no command line"});
   write_file(line, command);
   // The folder says everything else.
-  const auto resumed = must_run("memit_edit", {"--out", path("cut"), "--resume", "--show", "1", "--seed=5"});
-  EXPECT_NE(resumed.err.find("going on after 1 finished"), std::string::npos) << resumed.err;
-  EXPECT_NE(resumed.err.find("--cache of the line that it began with is not taken over"), std::string::npos)
-      << resumed.err;
+  expect_ended(must_run("memit_edit", {"--out", path("cut"), "--resume", "--show", "1", "--seed=5"}), 0,
+               {"going on after 1 finished", "--cache of the line that it began with is not taken over"});
   EXPECT_EQ(read_file(folder_ / "cut" / "edit.safetensors"), read_file(folder_ / "whole" / "edit.safetensors"));
   auto told = results("cut")["command"].get<std::vector<std::string>>();
   auto expected = slow("cut", {});
@@ -266,9 +249,7 @@ TEST_F(ProgramTest, CtrlCInTheFirstBatchKeepsTheRun) {
   const auto interrupted = run_program("memit_edit", facts, options);
   if (interrupted.status == 0 || interrupted.err.find("edited facts 1-1") != std::string::npos)
     GTEST_SKIP() << "the batch ended before the signal reached it";
-  EXPECT_EQ(interrupted.status, 130) << interrupted.err;
-  EXPECT_NE(interrupted.err.find("--out " + path("cut") + " with --resume goes on"), std::string::npos)
-      << interrupted.err;
+  expect_ended(interrupted, 130, {"--out " + path("cut") + " with --resume goes on"});
   must_run("memit_edit", {"--out", path("cut"), "--resume"});
   EXPECT_TRUE(std::filesystem::exists(folder_ / "cut" / "edit.safetensors"));
 }
@@ -294,26 +275,21 @@ TEST_F(ProgramTest, ResumingWithOtherSettingsIsRefused) {
 TEST_F(ProgramTest, AFolderInUseOrWithResultsIsRefused) {
   must_run("memit_edit", edit({"--eval", "none"}));
   const auto again = run_program("memit_edit", edit({"--eval", "none"}));
-  EXPECT_EQ(again.status, 2);
-  EXPECT_NE(again.err.find("earlier run"), std::string::npos) << again.err;
+  expect_ended(again, 2, {"earlier run"});
   EXPECT_EQ(again.err.find("--resume"), std::string::npos) << again.err;
   EXPECT_EQ(run_program("memit_edit", edit({"--eval", "none", "--dry-run"})).status, 2) << "it is known at once";
   const auto pack = read_file(folder_ / "run" / "edit.safetensors");
-  const auto resumed = run_program("memit_edit", edit({"--eval", "none", "--seed", "3", "--resume"}));
-  EXPECT_EQ(resumed.status, 2);
-  EXPECT_NE(resumed.err.find("expected a run that was interrupted"), std::string::npos) << resumed.err;
+  expect_ended(run_program("memit_edit", edit({"--eval", "none", "--seed", "3", "--resume"})), 2,
+               {"expected a run that was interrupted"});
   EXPECT_TRUE(read_file(folder_ / "run" / "edit.safetensors") == pack);
-  const auto begun = must_run("memit_edit", edit({"--eval", "none", "--resume", "--out", path("new")}));
-  EXPECT_NE(begun.err.find("new holds no run that was interrupted: one begins there"), std::string::npos) << begun.err;
+  expect_ended(must_run("memit_edit", edit({"--eval", "none", "--resume", "--out", path("new")})), 0,
+               {"new holds no run that was interrupted: one begins there"});
 }
 
 TEST_F(ProgramTest, DryRunChangesNothing) {
   const auto result = must_run("memit_edit", edit({"--dry-run"}));
   const auto plan = json::parse(result.out);
   EXPECT_EQ(plan["facts"], 2);
-  for (const char* phase : {"targets", "statistics", "evaluate"})
-    EXPECT_GT(plan["estimate"]["seconds"][phase].get<double>(), -1) << phase;
-  EXPECT_GT(plan["estimate"]["peak_bytes"]["cpu"].get<int64_t>(), 100'000) << "the weights at least";
   EXPECT_FALSE(std::filesystem::exists(folder_ / "run"));
 }
 
@@ -325,18 +301,6 @@ TEST_F(ProgramTest, GenerateAndTokenizeSpeakJson) {
   const auto tokens =
       must_run("emend", {"tokenize", "--model", path("model"), "--file", path("strings.json"), "--json"});
   EXPECT_EQ(json::parse(tokens.out), json::parse("[[72,105],[],[195,169,256]]"));
-}
-
-TEST(ProgramHelp, EveryVerbExplainsItself) {
-  for (const char* verb : {"edit", "eval", "stats", "apply", "revert", "list", "trace", "report", "compare", "generate",
-                           "chat", "tokenize"}) {
-    const auto result = run_program("emend", {verb, "--help"});
-    EXPECT_EQ(result.status, 0) << verb;
-    EXPECT_NE(result.out.find("--"), std::string::npos) << verb;
-    EXPECT_TRUE(result.err.empty()) << result.err;
-  }
-  must_run("memit_edit", {"--version"});
-  EXPECT_EQ(run_program("emend", {}).status, 2);
 }
 
 }  // namespace program_test

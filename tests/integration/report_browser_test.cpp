@@ -8,7 +8,6 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <functional>
 #include <regex>
 
 #include "support/png.h"
@@ -127,17 +126,7 @@ TEST_F(Browser, DrawsEveryPart) {
 TEST_F(Browser, ReadsNoTextAsHtmlAndNoScriptButItsOwn) {
   const std::string hostile =
       "</script><script>document.title='x'</script>\"><img src=x onerror=\"document.title='x'\">{{data}}";
-  std::function<void(nlohmann::json&)> poison = [&](nlohmann::json& value) {
-    if (value.is_string()) value = hostile;
-    if (value.is_structured())
-      for (auto& item : value) poison(item);
-  };
-  poison(run_.results);
-  poison(run_.extras);
-  for (auto& line : run_.cases) poison(line);
-  run_.results["seconds"][hostile] = 1.0;
-  run_.extras["versions"][hostile] = hostile;
-  run_.results["metrics"]["easyedit"]["post"]["locality"][hostile] = 50.0;
+  testing::poison(run_, hostile);
   write_file(page(), render_report(run_));
   std::string log;
   const std::string dom = drawn(&log);
@@ -185,16 +174,6 @@ TEST_F(Browser, DrawsAComparisonWithTheNumbersOfItsRuns) {
 
 TEST_F(Browser, DrawsRunsWithAlmostNothingAndTrainings) {
   using nlohmann::json;
-  RunReport odd;
-  odd.results = {{"metrics", {{"counterfact", {{"post", {{"score", nullptr}, {"n", 0}}}}}}},
-                 {"model", "x"},
-                 {"seconds", 3},
-                 {"device_map", json::array()}};
-  odd.cases = {json::object(), {{"case_id", "a"}, {"metrics", 3}, {"status", nullptr}}};
-  odd.extras = {{"curves", {{{"loss", {1.0}}}, 3, nullptr}},
-                {"layers", {3}},
-                {"retention", {{"probability", {{1.0, nullptr}, 3}}}},
-                {"continuations", {nullptr}}};
   RunReport training;
   training.results = {
       {"tune", json::object()}, {"rows", {{"used", 12}}}, {"steps", {{{"loss", 3.5}}, {{"loss", 1.25}}}}};
@@ -206,7 +185,7 @@ TEST_F(Browser, DrawsRunsWithAlmostNothingAndTrainings) {
   two.results = {{"lifelong", {{{"edits", 1}, {"seconds", 0}}, {{"edits", 2}, {"seconds", 0}}}}};
   const std::pair<RunReport, const char*> cases[] = {
       {{}, "To do it again"},
-      {odd, "2 edits"},
+      {testing::odd_run(), "2 edits"},
       {training, "Loss: first step 3.500, last step 1.250."},
       {single, "<b>2 facts</b> written with <b>rome</b> into <b>a model</b>, each alone and taken back."},
       {two, "d=\"M58.0 145.2L468.0 145.2\""}};

@@ -66,15 +66,14 @@ TEST_F(RuntimeProgramTest, GraceFromEditToRevert) {
     else
       words.insert(words.end(), {"--layers", "1", "--corpus", path("corpus.txt"), "--cache", path("cache")});
     result = must_run("emend", words);
-    EXPECT_NE(result.err.find("they take no part in this run"), std::string::npos) << result.err;
+    expect_ended(result, 0, {"they take no part in this run"});
   }
   std::filesystem::copy(path("run/model"), path("swapped"), std::filesystem::copy_options::recursive);
   for (const auto& entry : std::filesystem::directory_iterator(path("swapped/.emend/packs")))
     std::filesystem::copy_file(path("other/edit.safetensors"), entry,
                                std::filesystem::copy_options::overwrite_existing);
-  result = run_program("emend", {"generate", "--model", path("swapped"), "--prompt", "a", "--max-new-tokens", "1"});
-  EXPECT_EQ(result.status, 3) << result.err;
-  EXPECT_NE(result.err.find("put the pack back"), std::string::npos) << result.err;
+  expect_ended(run_program("emend", {"generate", "--model", path("swapped"), "--prompt", "a", "--max-new-tokens", "1"}),
+               3, {"put the pack back"});
 
   result = must_run("emend", {"eval", "--model", path("model"), "--facts", path("facts.jsonl"), "--pack", pack,
                               "--cache", path("cache"), "--eval", "counterfact", "--json", "--quiet"});
@@ -100,10 +99,9 @@ TEST_F(RuntimeProgramTest, IkeStandsInFrontOfThePrompt) {
   EXPECT_EQ(continuation("model"), plain);
   std::string ids;
   for (const char byte : std::string("The Eiffel Tower is in the city of")) append_item(ids, std::to_string(byte), ",");
-  const auto refused = run_program(
-      "emend", {"generate", "--model", path("model"), "--pack", path("run/edit.safetensors"), "--ids", ids, "--quiet"});
-  EXPECT_EQ(refused.status, 2) << refused.err;
-  EXPECT_NE(refused.err.find("--prompt"), std::string::npos) << refused.err;
+  expect_ended(run_program("emend", {"generate", "--model", path("model"), "--pack", path("run/edit.safetensors"),
+                                     "--ids", ids, "--quiet"}),
+               2, {"--prompt"});
 }
 
 }  // namespace runtime_program_test

@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <sstream>
 
 #include "support/program_fixture.h"
 #include "support/python.h"
@@ -50,8 +49,7 @@ TEST_P(SequentialProgramTest, ResumesToTheSamePackAndMeasurements) {
   const auto interrupted = run_program("memit_edit", sequence("cut"), options);
   if (interrupted.status == 0) GTEST_SKIP() << "the run ended before the signal reached it";
   ASSERT_EQ(interrupted.status, 130) << interrupted.err;
-  const auto resumed = must_run("memit_edit", sequence("cut", {"--resume"}));
-  EXPECT_NE(resumed.err.find("finished batches"), std::string::npos) << resumed.err;
+  expect_ended(must_run("memit_edit", sequence("cut", {"--resume"})), 0, {"finished batches"});
   EXPECT_TRUE(read_file(folder_ / "cut" / "edit.safetensors") == read_file(folder_ / "whole" / "edit.safetensors"));
 
   const json one = results("whole"), two = results("cut");
@@ -209,12 +207,6 @@ class SingleProtocolTest : public ProgramTest, public ::testing::WithParamInterf
                  "--eval", "counterfact", "--seed", "5", "--out", path(out), "--show", "1"});
     return edit(more);
   }
-  [[nodiscard]] std::vector<json> cases(const std::string& out) const {
-    std::vector<json> all;
-    std::istringstream lines(read_file(folder_ / out / "cases.jsonl"));
-    for (std::string line; std::getline(lines, line);) all.push_back(json::parse(line));
-    return all;
-  }
 };
 
 // Mean −log p of a target after the fact's own prompt.
@@ -251,9 +243,8 @@ TEST_P(SingleProtocolTest, GeneratesTextsOfEveryState) {
   for (const auto& fact : cases("generated"))
     for (const char* state : {"pre", "post"})
       EXPECT_GT(fact["metrics"][state]["easyedit"]["fluency"].get<double>(), 0) << fact.dump();
-  const auto unread = run_program("memit_edit", run("unread", {"--protocol", "single", "--generation"}));
-  EXPECT_EQ(unread.status, 2) << unread.err;
-  EXPECT_NE(unread.err.find("--generation: nothing that reads it"), std::string::npos) << unread.err;
+  expect_ended(run_program("memit_edit", run("unread", {"--protocol", "single", "--generation"})), 2,
+               {"--generation: nothing that reads it"});
 }
 
 // What the collapse guard takes back is judged as what it is then: unedited.
@@ -277,8 +268,7 @@ TEST_P(SingleProtocolTest, ResumesToTheSameNumbers) {
   const auto interrupted = run_program("memit_edit", run("cut", {"--protocol", "single"}), options);
   if (interrupted.status == 0) GTEST_SKIP() << "the run ended before the signal reached it";
   ASSERT_EQ(interrupted.status, 130) << interrupted.err;
-  const auto resumed = must_run("memit_edit", run("cut", {"--protocol", "single", "--resume"}));
-  EXPECT_NE(resumed.err.find("finished batches"), std::string::npos) << resumed.err;
+  expect_ended(must_run("memit_edit", run("cut", {"--protocol", "single", "--resume"})), 0, {"finished batches"});
   const auto one = cases("whole"), two = cases("cut");
   ASSERT_EQ(one.size(), two.size());
   for (size_t i = 0; i < one.size(); ++i)
@@ -291,9 +281,7 @@ TEST_P(SingleProtocolTest, RefusesWhatHasNoMeaning) {
        {std::vector<std::string>{"--save", "model"}, {"--eval-at", "each"}, {"--eval", "health"}}) {
     auto given = run("refused", {"--protocol", "single"});
     given.insert(given.end(), more.begin(), more.end());
-    const auto refused = run_program("memit_edit", given);
-    EXPECT_EQ(refused.status, 2) << refused.out << refused.err;
-    EXPECT_NE(refused.err.find("protocol"), std::string::npos) << refused.err;
+    expect_ended(run_program("memit_edit", given), 2, {"protocol"});
   }
 }
 

@@ -62,8 +62,7 @@ TEST_F(Serve, ThreadsThatCannotStartAreStatus5) {
                               "peak=$(awk '/VmPeak/ {print $2}' /proc/$pid/status); kill $pid; wait $pid; ";
   const auto result = emend::testing::run_program(
       "/bin/sh", {"-c", measure + "ulimit -s 8192; ulimit -v $((peak + 1048576)); exec " + serve + "4096"});
-  EXPECT_EQ(result.status, 5) << result.err;
-  EXPECT_NE(result.err.find("ulimit -a"), std::string::npos) << result.err;
+  expect_ended(result, 5, {"ulimit -a"});
   EXPECT_EQ(result.out, "") << "it was not ready";
 }
 
@@ -79,9 +78,7 @@ TEST_F(Serve, AnAddressThatCannotBeHadIsKnownBeforeAModelIsLoaded) {
   const std::string port = std::to_string(ntohs(address.sin_port));
   const auto result = emend::testing::run_program("emend", {"serve", "--model", path("model"), "--port", port});
   ::close(busy);
-  EXPECT_EQ(result.status, 3) << result.err;
-  EXPECT_NE(result.err.find("127.0.0.1:" + port + ": the address cannot be listened on"), std::string::npos)
-      << result.err;
+  expect_ended(result, 3, {"127.0.0.1:" + port + ": the address cannot be listened on"});
   EXPECT_EQ(result.err.find("loaded "), std::string::npos) << result.err;
 }
 

@@ -9,6 +9,7 @@
 #include "support/family_suite.h"
 #include "support/shared.h"
 #include "support/spread_plan.h"
+#include "support/temporary_folder.h"
 
 namespace emend::models {
 namespace model_fixture_test {
@@ -95,16 +96,13 @@ TEST_P(ModelFixture, ConformsOnOneDeviceAndOnThree) {
 }
 
 TEST_P(ModelFixture, SavesAndLoadsToTheSameWeights) {
-  const auto folder = std::filesystem::path(::testing::TempDir()) /
-                      ("emend_fixture_" + std::filesystem::path(GetParam()).filename().string());
-  std::filesystem::remove_all(folder);
+  const testing::TemporaryFolder folder("fixture_" + std::filesystem::path(GetParam()).filename().string());
   const Model model = load_model(GetParam());
-  EXPECT_TRUE(save_model(model, folder).empty());
-  const Model again = load_model(folder.string());
+  EXPECT_TRUE(save_model(model, folder / "model").empty());
+  const Model again = load_model((folder / "model").string());
   EXPECT_EQ(again.current_fingerprint(), model.current_fingerprint());
   EXPECT_EQ(again.fingerprint(), model.fingerprint());
   EXPECT_EQ(again.weight_names(), model.weight_names());
-  std::filesystem::remove_all(folder);
 }
 
 std::string test_name(const ::testing::TestParamInfo<std::string>& info) {

@@ -84,13 +84,14 @@ TEST_P(FamilyDirections, SteeringAddsTheVectorBehindTheBlock) {
   const auto out = [&] { return model.forward(batch()).hidden; };
   const at::Tensor before = out(), plain = logits(model);
   {
-    const models::Steering steering(model, directions.control_vector(), {.strength = 2, .layers = {last, last}});
+    const auto steering =
+        models::attach_steering(model, directions.control_vector(), {.strength = 2, .layers = {last, last}});
     EXPECT_LE((out() - before - 2 * directions.layers.back()).abs().max().item<double>(), 1e-5);
   }
   EXPECT_TRUE(at::equal(logits(model), plain)) << "steering outlived its scope";
   for (const char* by : {"add", "clamp"}) {
-    const models::Steering one(model, directions.control_vector(), {.by = by}),
-        three(split, directions.control_vector(), {.by = by});
+    const auto one = models::attach_steering(model, directions.control_vector(), {.by = by});
+    const auto three = models::attach_steering(split, directions.control_vector(), {.by = by});
     EXPECT_GT((logits(model) - plain).abs().max().item<double>(), 1e-4) << by;
     EXPECT_LE((logits(model) - logits(split)).abs().max().item<double>(), 1e-4) << by;
   }
@@ -181,7 +182,7 @@ TEST_P(FamilyDirections, BakingDoesWhatSteeringDoes) {
   }
   at::Tensor steered;
   {
-    const models::Steering steering(model, directions.control_vector(), {.strength = options.strength});
+    const auto steering = models::attach_steering(model, directions.control_vector(), {.strength = options.strength});
     steered = logits(model);
     for (size_t i = 0; i < change.pack.deltas.size() && !model.config().mlp_post_norm(); ++i) {
       const auto& delta = change.pack.deltas[i];
@@ -210,7 +211,7 @@ TEST_P(FamilyDirections, ATrialComputesWhatTheScaledChangeDoes) {
   const auto half = [](const workflow::DirectFigures& weight) { return weight.layer == 0 ? 0 : 0.5; };
   at::Tensor tried;
   {
-    const workflow::TrialChange trial(model, change, half);
+    const workflow::TrialChange trial(model, scaled(change, half));
     tried = logits(model);
   }
   EXPECT_TRUE(testing::changed_weights(model, before).empty());

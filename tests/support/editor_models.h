@@ -16,7 +16,6 @@
 #include <vector>
 
 #include "support/debug_models.h"
-#include "support/forwarding_checkpoint.h"
 #include "support/memory_checkpoint.h"
 #include "support/temporary_folder.h"
 #include "support/tiny_model.h"
@@ -45,7 +44,7 @@ inline std::shared_ptr<const models::Checkpoint> byte_checkpoint(std::shared_ptr
                R"({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>", "bos_token": "<|end|>"})");
     return models::load_tokenizer(folder.path());
   };
-  return std::make_shared<ForwardingCheckpoint>(std::move(inner), make);
+  return models::with_tokenizer(std::move(inner), make);
 }
 
 struct TinyOptions {

@@ -18,7 +18,7 @@ inline evaluation::MetricOutcome judged(const std::string& family, const dataset
   evaluation::ScoreSheet sheet;
   metric->plan(context, sheet);
   sheet.fill(mapped(sheet.requests(), give));
-  return metric->finish(context, sheet);
+  return metric->finish(context);
 }
 
 }  // namespace emend::testing

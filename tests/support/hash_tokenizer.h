@@ -4,7 +4,6 @@
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include "support/debug_models.h"
-#include "support/forwarding_checkpoint.h"
 #include "support/memory_checkpoint.h"
 
 namespace emend::testing {
@@ -56,8 +55,8 @@ class HashTokenizer final : public models::Tokenizer {
 inline std::shared_ptr<const models::Checkpoint> hashed_checkpoint(std::shared_ptr<const models::Checkpoint> inner,
                                                                    bool bos = false) {
   const int64_t vocabulary = models::parse_config(inner->config(), "hashed").vocab_size;
-  return std::make_shared<ForwardingCheckpoint>(
-      std::move(inner), [vocabulary, bos] { return std::make_unique<HashTokenizer>(vocabulary, bos); });
+  return models::with_tokenizer(std::move(inner),
+                                [vocabulary, bos] { return std::make_unique<HashTokenizer>(vocabulary, bos); });
 }
 
 /// A random model of a family's debug flavour with such a tokenizer.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <fcntl.h>
+#include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -18,6 +19,8 @@
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "support/error_of.h"
 
 namespace emend::testing {
 
@@ -135,6 +138,12 @@ inline ProgramResult must_run(const std::string& name, const std::vector<std::st
   std::string words = name;
   for (const auto& argument : arguments) words += " " + argument;
   throw std::runtime_error(words + " ended with " + std::to_string(result.status) + ": " + result.err);
+}
+
+/// It ended with this status and said each of these words on standard error.
+inline void expect_ended(const ProgramResult& result, int status, const std::vector<std::string>& words = {}) {
+  EXPECT_EQ(result.status, status) << result.err;
+  expect_parts(result.err, words);
 }
 
 }  // namespace emend::testing

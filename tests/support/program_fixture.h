@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -52,6 +53,12 @@ class ProgramTest : public ::testing::Test {
   [[nodiscard]] nlohmann::json results(const std::string& run = "run") const {
     return nlohmann::json::parse(read_file(folder_ / run / "results.json"));
   }
+  [[nodiscard]] std::vector<nlohmann::json> cases(const std::string& run = "run") const {
+    std::vector<nlohmann::json> all;
+    std::istringstream lines(read_file(folder_ / run / "cases.jsonl"));
+    for (std::string line; std::getline(lines, line);) all.push_back(nlohmann::json::parse(line));
+    return all;
+  }
   [[nodiscard]] std::string path(const std::string& name) const { return (folder_ / name).string(); }
   [[nodiscard]] std::vector<std::string> edit(std::vector<std::string> more) const {
     std::vector<std::string> arguments = {"--model",   path("model"),        "--facts",  path("facts.jsonl"),
@@ -78,9 +85,7 @@ class ProgramTest : public ::testing::Test {
                     const ProgramOptions& options = {}) {
     const std::string before = model_bytes();
     const auto result = run_program("memit_edit", arguments, options);
-    EXPECT_EQ(result.status, status) << result.err;
-    for (const auto& word : words)
-      EXPECT_NE(result.err.find(word), std::string::npos) << "no \"" << word << "\" in: " << result.err;
+    expect_ended(result, status, words);
     EXPECT_EQ(result.err.find("internal error"), std::string::npos) << result.err;
     EXPECT_EQ(model_bytes(), before) << "the input model was touched";
     EXPECT_FALSE(std::filesystem::exists(folder_ / "run" / "edit.safetensors"));

@@ -1,7 +1,6 @@
 // Made-up runs in the folder of a comparison: two editors with two seeds, one that failed, one that is still to be run.
 #pragma once
 
-#include <emend/core/atomic_file.h>
 #include <emend/evaluation/quality.h>
 
 #include <filesystem>
@@ -42,14 +41,6 @@ inline nlohmann::json sample_sequence(double held, double lambada) {
                        {"peak_bytes", {{"host", 1500000000 + step}}}});
   }
   return entries;
-}
-
-inline void write_sample(const std::filesystem::path& folder, const evaluation::RunReport& run) {
-  std::filesystem::create_directories(folder);
-  std::string lines;
-  for (const auto& line : run.cases) lines += line.dump() + "\n";
-  write_file(folder / "cases.jsonl", lines);
-  write_file(folder / "results.json", run.results.dump());
 }
 
 /// Writes the runs and returns the rows of their table. `lifelong`: sequences.

@@ -1,10 +1,12 @@
 // A made-up run with every part that a report can show.
 #pragma once
 
+#include <emend/core/atomic_file.h>
 #include <emend/evaluation/metric.h>
 #include <emend/evaluation/report.h>
 
 #include <cmath>
+#include <filesystem>
 #include <random>
 #include <string>
 
@@ -50,7 +52,7 @@ inline evaluation::RunReport sample_run(size_t n, uint32_t seed = 0) {
       evaluation::ScoreSheet sheet;
       metric->plan(context, sheet);
       std::vector<evaluation::Score> scores;
-      for (size_t r = 0; r < sheet.size(); ++r) {
+      for (size_t r = 0; r < sheet.requests().size(); ++r) {
         const auto& request = sheet.requests()[r];
         const bool neighbour = request.prompt[0] == 'n',
                    is_new = request.target == facts.facts[sheet.cases()[r]].target_new;
@@ -60,7 +62,7 @@ inline evaluation::RunReport sample_run(size_t n, uint32_t seed = 0) {
         scores.push_back({{7}, {p > 0.5 ? 7 : static_cast<int64_t>(random() % 5)}, {std::log(p)}});
       }
       sheet.fill(scores);
-      auto outcome = metric->finish(context, sheet);
+      auto outcome = metric->finish(context);
       summaries[after][family] = outcome.summary;
       for (size_t i = 0; i < n; ++i) raw[after][i][family] = outcome.cases[i];
     }
@@ -165,6 +167,48 @@ inline evaluation::RunReport sample_run(size_t n, uint32_t seed = 0) {
       {"placement", {{"embedding", "cuda:0"}, {"layers", layers}, {"head", "cuda:1"}, {"edited_layers", {4, 5, 6}}}},
       {"notes", {"One fact was left out because its optimisation did not converge."}}};
   return run;
+}
+
+/// Writes results.json and cases.jsonl of the run, as load_run reads them.
+inline void write_sample(const std::filesystem::path& folder, const evaluation::RunReport& run) {
+  std::filesystem::create_directories(folder);
+  std::string lines;
+  for (const auto& line : run.cases) lines += line.dump() + "\n";
+  write_file(folder / "cases.jsonl", lines);
+  write_file(folder / "results.json", run.results.dump());
+}
+
+/// A run with almost nothing, and that of other forms than a run of emend has.
+inline evaluation::RunReport odd_run() {
+  using nlohmann::json;
+  evaluation::RunReport run;
+  run.results = {{"metrics", {{"counterfact", {{"post", {{"score", nullptr}, {"n", 0}}}}}}},
+                 {"model", "x"},
+                 {"seconds", 3},
+                 {"device_map", json::array()}};
+  run.cases = {json::object(), {{"case_id", "a"}, {"metrics", 3}, {"status", nullptr}}};
+  run.extras = {{"curves", {{{"loss", {1.0}}}, 3, nullptr}},
+                {"layers", {3}},
+                {"retention", {{"probability", {{1.0, nullptr}, 3}}}},
+                {"continuations", {nullptr}}};
+  return run;
+}
+
+/// Makes every string of the run `text`, and some of the keys that are shown.
+inline void poison(evaluation::RunReport& run, const std::string& text) {
+  const auto replace = [&](const auto& self, nlohmann::json& value) -> void {
+    if (value.is_string()) value = text;
+    if (value.is_structured())
+      for (auto& item : value) self(self, item);
+  };
+  replace(replace, run.results);
+  replace(replace, run.extras);
+  for (auto& line : run.cases) replace(replace, line);
+  run.results["seconds"][text] = 1.0;
+  run.results["peak_bytes"][text] = 1e9;
+  run.extras["versions"][text] = text;
+  run.extras["memory"][text] = {{"peak", 1e9}};
+  run.results["metrics"]["easyedit"]["post"]["locality"][text] = 50.0;
 }
 
 }  // namespace emend::testing

@@ -13,4 +13,19 @@ inline c10::Device sim(int index) {
   return {devices::kSimulated, static_cast<c10::DeviceIndex>(index)};
 }
 
+/// Sets a limit of a simulated device's memory for the scope's duration.
+class SimulatedLimitScope {
+ public:
+  SimulatedLimitScope(int index, int64_t bytes) : index_(index), before_(devices::simulated_memory_limit(index)) {
+    devices::set_simulated_memory_limit(index, bytes);
+  }
+  ~SimulatedLimitScope() { devices::set_simulated_memory_limit(index_, before_); }
+  SimulatedLimitScope(const SimulatedLimitScope&) = delete;
+  SimulatedLimitScope& operator=(const SimulatedLimitScope&) = delete;
+
+ private:
+  int index_;
+  int64_t before_;
+};
+
 }  // namespace emend::testing

@@ -23,7 +23,6 @@ inline nlohmann::json byte_tokenizer() {
 /// Writes the folder; the same seed gives the same weights. `changes`: of its config.json.
 inline void write_tiny_model(const std::filesystem::path& folder, uint64_t seed = 1,
                              const nlohmann::json& changes = nlohmann::json::object()) {
-  std::filesystem::create_directories(folder);
   nlohmann::json config = {{"model_type", "llama"},
                            {"architectures", {"LlamaForCausalLM"}},
                            {"hidden_size", 32},
@@ -39,14 +38,10 @@ inline void write_tiny_model(const std::filesystem::path& folder, uint64_t seed 
                            {"eos_token_id", 256},
                            {"bos_token_id", 256}};
   config.update(changes);
-  const auto checkpoint = models::random_checkpoint(config, seed);
-  std::vector<std::pair<std::string, at::Tensor>> tensors;
-  for (const auto& info : checkpoint->tensors()) tensors.emplace_back(info.name, checkpoint->read(info.name));
-  write_safetensors(folder / "model.safetensors", tensors, {{"format", "pt"}});
+  models::write_folder(*models::random_checkpoint(config, seed), folder);
   write_file(folder / "tokenizer.json", byte_tokenizer().dump());
   write_file(folder / "tokenizer_config.json",
              R"({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>"})");
-  write_file(folder / "config.json", config.dump(1));
 }
 
 /// Hyper-parameters that suit the tiny model.

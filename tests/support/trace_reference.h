@@ -12,7 +12,8 @@
 
 namespace emend::evaluation {
 
-inline FactTrace trace_fact_reference(const models::Model& model, const KnownFact& fact, const TraceOptions& options) {
+inline FactTrace trace_fact_reference(const models::Model& model, const datasets::Fact& fact,
+                                      const TraceOptions& options) {
   const devices::PlainOperators plain_products;
   const at::NoGradGuard no_grad;
   const auto tokens = detail::trace_tokens(model.tokenizer(), fact);

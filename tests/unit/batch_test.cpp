@@ -88,7 +88,6 @@ TEST(KvCache, SelectsTruncatesAndDrops) {
   const at::NoGradGuard no_grad;
   (void)model.forward(TokenBatch::from_rows({{1, 2, 3}, {4, 5, 6, 7, 8}}), options);
   EXPECT_EQ(cache.lengths(), (Ints{3, 5}));
-  EXPECT_EQ(cache.positions()[1], (Ints{0, 1, 2, 3, 4}));
   EXPECT_GT(cache.bytes(), 0);
 
   // A repeated row continues like its original.

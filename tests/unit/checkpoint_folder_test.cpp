@@ -12,6 +12,7 @@
 
 #include "support/debug_models.h"
 #include "support/error_of.h"
+#include "support/temporary_folder.h"
 
 namespace emend::models {
 namespace checkpoint_folder_test {
@@ -21,41 +22,30 @@ using Json = nlohmann::json;
 
 class Folder : public ::testing::Test {
  protected:
-  fs::path root_ = fs::path(::testing::TempDir()) / "emend_checkpoint_folder_test";
-  fs::path folder_ = root_ / "model";
+  const testing::TemporaryFolder temporary_{"checkpoint_folder"};
+  const fs::path root_ = temporary_.path(), folder_ = root_ / "model";
   std::shared_ptr<const Checkpoint> source_ = random_checkpoint(testing::debug_config("llama"), 7);
 
-  void SetUp() override {
-    fs::remove_all(root_);
-    fs::create_directories(folder_);
-  }
-  void TearDown() override { fs::remove_all(root_); }
+  void SetUp() override { fs::create_directories(folder_); }
 
-  std::vector<std::pair<std::string, at::Tensor>> tensors(at::ScalarType dtype = at::kFloat) const {
-    std::vector<std::pair<std::string, at::Tensor>> all;
-    for (const TensorInfo& info : source_->tensors()) all.emplace_back(info.name, source_->read(info.name).to(dtype));
-    return all;
-  }
+  NamedTensors tensors(at::ScalarType dtype = at::kFloat) const { return tensors_of(*source_, dtype); }
   void write_config(Json extra = Json::object()) {
     Json config = source_->config();
     config.update(extra);
     write_file(folder_ / "config.json", config.dump(1));
   }
   // With a head that repeats the embedding.
-  std::vector<std::pair<std::string, at::Tensor>> tied_tensors() const {
+  NamedTensors tied_tensors() const {
     auto all = tensors();
     for (auto& [name, tensor] : all)
       if (name == "lm_head.weight") tensor = source_->read("model.embed_tokens.weight");
     return all;
   }
-  void write_single(at::ScalarType dtype = at::kFloat) {
-    write_config();
-    write_safetensors(folder_ / "model.safetensors", tensors(dtype), {{"format", "pt"}});
-  }
+  void write_single(at::ScalarType dtype = at::kFloat) { write_folder(*source_, folder_, dtype); }
   // Three files, tensors dealt out in turn.
   Json write_sharded(at::ScalarType dtype = at::kFloat) {
     write_config();
-    std::vector<std::vector<std::pair<std::string, at::Tensor>>> shards(3);
+    std::vector<NamedTensors> shards(3);
     Json index = {{"metadata", {{"total_size", 1}}}, {"weight_map", Json::object()}};
     size_t i = 0;
     for (auto& tensor : tensors(dtype)) {
@@ -237,30 +227,21 @@ TEST_F(Folder, RefusesIndexesThatLeadOutOfTheFolder) {
 
 TEST_F(Folder, RefusesIndexesThatDoNotMatchTheFiles) {
   const Json good = write_sharded();
-  const auto with = [&](const std::function<void(Json&)>& change, ErrorClass expected) {
+  const auto refused = [&](ErrorClass expected, const char* part, const std::function<void(Json&)>& change) {
     Json index = good;
     change(index);
     write_index(index);
-    return error_of(expected);
+    EXPECT_NE(error_of(expected).find(part), std::string::npos) << part;
   };
-  EXPECT_NE(with([](Json& i) { i["weight_map"]["model.norm.weight"] = "model-00004-of-00003.safetensors"; },
-                 ErrorClass::kNotFound)
-                .find("00004"),
-            std::string::npos);
-  EXPECT_NE(with([](Json& i) { i["weight_map"]["model.more.weight"] = "model-00001-of-00003.safetensors"; },
-                 ErrorClass::kCorruption)
-                .find("model.more.weight"),
-            std::string::npos);
-  EXPECT_NE(with([](Json& i) { i["weight_map"].erase("model.norm.weight"); }, ErrorClass::kCorruption)
-                .find("model.norm.weight"),
-            std::string::npos);
-  EXPECT_NE(with([](Json& i) { i["weight_map"]["model.norm.weight"] = 7; }, ErrorClass::kCorruption).find("file name"),
-            std::string::npos);
-  EXPECT_NE(with([](Json& i) { i.erase("weight_map"); }, ErrorClass::kCorruption).find("weight_map"),
-            std::string::npos);
-  EXPECT_NE(with([](Json& i) { i["weight_map"] = Json::object(); }, ErrorClass::kCorruption).find("empty"),
-            std::string::npos);
-  EXPECT_NE(with([](Json& i) { i = 3; }, ErrorClass::kCorruption).find("weight_map"), std::string::npos);
+  refused(ErrorClass::kNotFound, "00004",
+          [](Json& i) { i["weight_map"]["model.norm.weight"] = "model-00004-of-00003.safetensors"; });
+  refused(ErrorClass::kCorruption, "model.more.weight",
+          [](Json& i) { i["weight_map"]["model.more.weight"] = "model-00001-of-00003.safetensors"; });
+  refused(ErrorClass::kCorruption, "model.norm.weight", [](Json& i) { i["weight_map"].erase("model.norm.weight"); });
+  refused(ErrorClass::kCorruption, "file name", [](Json& i) { i["weight_map"]["model.norm.weight"] = 7; });
+  refused(ErrorClass::kCorruption, "weight_map", [](Json& i) { i.erase("weight_map"); });
+  refused(ErrorClass::kCorruption, "empty", [](Json& i) { i["weight_map"] = Json::object(); });
+  refused(ErrorClass::kCorruption, "weight_map", [](Json& i) { i = 3; });
   write_index(good);
   fs::remove(folder_ / "model-00002-of-00003.safetensors");
   EXPECT_NE(error_of(ErrorClass::kNotFound).find("model-00002"), std::string::npos);

@@ -14,6 +14,7 @@
 #include <set>
 
 #include "support/editor_models.h"
+#include "support/simulated.h"
 #include "support/spread_plan.h"
 
 namespace emend {
@@ -282,7 +283,7 @@ TEST(Refilling, TheTightestDeviceOfAMixDecides) {
 TEST(Refilling, ADeviceWithoutRoomTakesOneFactAtATime) {
   const models::Model model = tiny_model({.place = testing::spread_plan});
   const auto problems = problems_of(model);
-  std::deque<devices::SimulatedLimitScope> limits;
+  std::deque<testing::SimulatedLimitScope> limits;
   for (int k = 0; k < 3; ++k)
     limits.emplace_back(k, devices::device_memory_stats(testing::sim(k)).allocated + (1 << 10));
   EXPECT_LE(editors::detail::active_bytes(model, 2), 2 << 10);

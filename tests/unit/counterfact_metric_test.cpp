@@ -90,16 +90,14 @@ TEST(MetricField, IntervalsEndWhereItsFiguresDo) {
   // Two texts of 1 and 0: Student's would begin at 0.5 - 6.35.
   const MetricContext context{{}, {}};
   struct Made final : Metric {
-    const MetricInfo& info() const override { return metric_info("generation"); }
+    using Metric::Metric;
     void plan(const MetricContext&, ScoreSheet&) override {}
-    MetricOutcome measure(const MetricContext&, const ScoreSheet&) override {
-      MetricOutcome outcome;
+    void measure(const MetricContext&) override {
       for (const double value : {1.0, 0.0})
-        outcome.cases.push_back({{"ngram_entropy", value}, {"reference_score", value}});
-      return outcome;
+        outcome_.cases.push_back({{"ngram_entropy", value}, {"reference_score", value}});
     }
-  } made;
-  const auto summary = made.finish(context, {}).summary;
+  } made(metric_info("generation"));
+  const auto summary = made.finish(context).summary;
   EXPECT_EQ(summary["ci95"]["reference_score"], nlohmann::json({0.0, 100.0}));
   EXPECT_EQ(summary["ci95"]["ngram_entropy"][0], 0);
   EXPECT_GT(summary["ci95"]["ngram_entropy"][1], 600);

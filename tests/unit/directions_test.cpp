@@ -115,7 +115,7 @@ TEST(ControlVector, MustFitTheModel) {
   const auto steer = [&](int layer, int64_t width, models::LayerRange range = {}) {
     return error_of(
         [&] {
-          const models::Steering s(model, {"", {{layer, at::ones({width})}}}, {.layers = range});
+          const auto s = models::attach_steering(model, {"", {{layer, at::ones({width})}}}, {.layers = range});
         },
         ErrorClass::kInvalidArgument);
   };
@@ -144,7 +144,7 @@ TEST(ControlVector, ClampsTheCoordinateFromItsOrigin) {
   const at::Tensor free = coordinates(model, d, 1, text);
   const double middle = free.median().item<double>();
   const auto steered = [&](const char* by) {
-    const models::Steering steering(model, vector, {.strength = middle - 0.25, .by = by});
+    const auto steering = models::attach_steering(model, vector, {.strength = middle - 0.25, .by = by});
     return coordinates(model, d, 1, text);
   };
   const auto expect = [](const at::Tensor& got, const at::Tensor& wanted) {
@@ -172,7 +172,7 @@ TEST(ControlVector, DecaysOverTheAnswer) {
   };
   const auto run = [&](const models::SteerOptions& options) {
     seen.clear();
-    const models::Steering steering(model, vector, options);
+    const auto steering = models::attach_steering(model, vector, options);
     return models::generate(model, prompts, generate)[1];
   };
   const auto ids = run({.strength = 2, .decay = 4});
@@ -430,8 +430,8 @@ TEST(DirectSearch, SaysWhatPlainTrialsSay) {
   const workflow::Scorer words{"", "length"}, loops{"", "loops"};
   for (const auto& trial : found.trials) {
     SCOPED_TRACE(trial.to_json().dump());
-    const workflow::TrialChange acting(model, changes[static_cast<size_t>(trial.change)],
-                                       [&](const auto& weight) { return trial.at(weight); });
+    const auto at = [&](const auto& weight) { return trial.at(weight); };
+    const workflow::TrialChange acting(model, scaled(changes[static_cast<size_t>(trial.change)], at));
     const double kl = evaluation::mean_divergence(log_probs, workflow::next_log_probs(model, neutral));
     const auto answers = texts();
     const double score = options.scorer.score({answers});

@@ -208,7 +208,7 @@ TEST(Drafts, SteeringThatDecays) {
   const Model model = exact_model("llama");
   at::manual_seed(1);
   const ControlVector vector{"", {{1, at::randn({model.hidden_size()})}}};
-  const Steering steering(model, vector, {.strength = 2, .decay = 6});
+  const auto steering = attach_steering(model, vector, {.strength = 2, .decay = 6});
   const Rows plain = generate(model, kPrompts, tokens(16));
   std::mt19937_64 random(8);
   for (int round = 0; round < 6; ++round)

@@ -20,7 +20,6 @@ TEST(ErrorParts, AreThoseTheErrorWasMadeFrom) {
   const Error short_one(ErrorClass::kIo, {"", "only this", "", ""});
   expect_parts(parts_of(full), "a: b", "c; d", "e", "f; g");
   expect_parts(parts_of(short_one), "", "only this", "", "");
-  expect_parts(parts_of(Error(ErrorClass::kIo, "plain: text; expected x")), "", "plain: text; expected x", "", "");
 }
 
 TEST(ErrorParts, AnInterruptionNamesNoSettingThatTheCallerMayNotHave) {

@@ -241,6 +241,7 @@ TEST(Health, LambadaAsksForTheLastWord) {
   const auto got = lambada(model, texts);
   EXPECT_EQ(got.n, 2);
   EXPECT_NEAR(got.perplexity, std::exp(sum / 2), 1e-6 * got.perplexity);
+  EXPECT_EQ(lambada(model, {texts[0] + "\r\n", texts[1] + "\t"}).perplexity, got.perplexity);
   // A text whose last word is what the model says is right.
   const auto logits = model.forward(models::TokenBatch::from_rows({model.tokenizer().encode_ids("the river")})).logits;
   const int64_t said = logits[-1].argmax().item<int64_t>();

@@ -3,6 +3,8 @@
 #include <emend/datasets/convert.h>
 #include <gtest/gtest.h>
 
+#include "support/temporary_folder.h"
+
 namespace emend::datasets {
 namespace facts_convert_test {
 
@@ -106,8 +108,8 @@ TEST(FactsConvert, SubjectTwiceInThePromptKeepsTheSlot) {
 }
 
 TEST(FactsConvert, FileToFile) {
-  const auto folder = std::filesystem::path(::testing::TempDir());
-  const auto in = folder / "emend_convert_in.json", out = folder / "emend_convert_out.jsonl";
+  const testing::TemporaryFolder folder("facts-convert");
+  const auto in = folder / "in.json", out = folder / "out.jsonl";
   write_file(in, format_facts({full_fact()}, "counterfact"));
   const ConvertReport report = convert_facts(in, out, "jsonl");
   EXPECT_EQ(report.facts, 1U);
@@ -115,8 +117,6 @@ TEST(FactsConvert, FileToFile) {
   EXPECT_EQ(load_facts(out).fingerprint, load_facts(in).fingerprint);
   EXPECT_THROW(convert_facts(in, out, "mquake"), Error);
   EXPECT_THROW(convert_facts(in, out, "jsonll"), Error);
-  std::filesystem::remove(in);
-  std::filesystem::remove(out);
 }
 
 }  // namespace facts_convert_test

@@ -269,18 +269,10 @@ TEST(FactsLint, BrokenLinesAreErrorsOfTheirOwn) {
                           {"f:1: a comma between rows"});
 }
 
-TEST(FactsLint, MoreChecksComeFromOutside) {
+TEST(FactsLint, MoreFindingsComeFromOutside) {
   const FactSet set = facts({row("{} is in", "A", "b"), row("{} is  in", "B", "c")});
-  const LintCheck already_known = [](const FactSet& all) {
-    Finding finding;
-    finding.severity = Severity::kError;
-    finding.check = "already-known";
-    finding.fact = 0;
-    finding.where = all.facts[0].where();
-    finding.text = "the model says so already";
-    return std::vector<Finding>{finding};
-  };
-  const auto findings = lint_facts(set, {already_known});
+  const auto findings =
+      lint_facts(set, {{Severity::kError, "already-known", 0, set.facts[0].where(), "the model says so already"}});
   ASSERT_EQ(findings.size(), 2U);
   EXPECT_EQ(findings[0].check, "already-known") << "in the order of the file";
 }

@@ -1,17 +1,10 @@
-#include <emend/datasets/known.h>
-
 #include <set>
 
+#include "support/collected_events.h"
 #include "support/fact_texts.h"
 
 namespace emend::datasets {
 namespace facts_readers_test {
-
-class Collected : public LogSink {
- public:
-  void write(const LogEvent& event) override { events.push_back(event); }
-  std::vector<LogEvent> events;
-};
 
 TEST(FactsReaders, NumbersAreAnswersAsPeopleWriteThem) {
   const auto answer = [](const std::string& number) {
@@ -169,7 +162,7 @@ TEST(FactsReaders, ZsreEitherTarget) {
   EXPECT_EQ(answers.facts[0].locality.at("loc")[0].prompt, "nq question: who wrote the glass harbour");
   EXPECT_EQ(answers.facts[0].extra["alt"], "Oslo Academy");
 
-  auto sink = std::make_shared<Collected>();
+  auto sink = std::make_shared<testing::CollectedEvents>();
   const FactSet alt = parse_facts(kZsre, "f.json", {.zsre_target = "alt"}, Log({sink}));
   EXPECT_EQ(alt.choices["zsre_target"], "alt");
   ASSERT_EQ(alt.facts.size(), 1U);
@@ -347,7 +340,7 @@ TEST(FactsReaders, BadRowsCanBeSkippedAndAreCounted) {
   const std::string text =
       "{\"prompt\": \"{} is\", \"subject\": \"A\", \"target_new\": \"x\"}\n{\"prompt\": \"nothing\", \"subject\": "
       "\"A\", \"target_new\": \"x\"}\n";
-  auto sink = std::make_shared<Collected>();
+  auto sink = std::make_shared<testing::CollectedEvents>();
   const FactSet set = parse_facts(text, "f.json", {.bad_rows = BadRowPolicy::kSkip}, Log({sink}));
   EXPECT_EQ(set.facts.size(), 1U);
   EXPECT_EQ(set.rows, 2);
@@ -376,7 +369,7 @@ TEST(FactsReaders, OffsetAndLimitCutUsableRows) {
 }
 
 TEST(FactsReaders, RepeatedCaseIdsAreRenumbered) {
-  auto sink = std::make_shared<Collected>();
+  auto sink = std::make_shared<testing::CollectedEvents>();
   const std::string row = R"({"case_id": 5, "prompt": "{} is", "subject": "A", "target_new": "x"})";
   const FactSet set = parse_facts(row + "\n" + row + "\n" + row, "f", {}, Log({sink}));
   std::set<int64_t> ids;
@@ -456,9 +449,10 @@ TEST(FactsReaders, KnownFacts) {
  {"subject": "Beats", "attribute": "Apple", "prompt": "Beats is owned by"}])";
   const auto facts = parse_known_facts(text, "k.json");
   ASSERT_EQ(facts.size(), 2U);
-  EXPECT_EQ(facts[0].known_id, 4);
-  EXPECT_EQ(facts[0].attribute, "Antarctica");
-  EXPECT_EQ(facts[1].known_id, 1);
+  EXPECT_EQ(facts[0].case_id, 4);
+  EXPECT_EQ(facts[0].target_true, "Antarctica");
+  EXPECT_EQ(facts[0].prompt, "{} is in the continent of");
+  EXPECT_EQ(facts[1].case_id, 1);
   EXPECT_EQ(facts[1].subject, "Beats");
   EXPECT_THROW((void)parse_known_facts("[]", "k.json"), Error);
   EXPECT_THROW((void)parse_known_facts(R"([{"subject": "A", "attribute": "b", "prompt": "c"}])", "k.json"), Error);

@@ -2,6 +2,7 @@
 #include <emend/core/safetensors.h>
 
 #include "support/family_suite.h"
+#include "support/temporary_folder.h"
 
 namespace emend::models {
 namespace family_conformance_test {
@@ -14,9 +15,6 @@ constexpr double kTolerance = 2e-5;
 
 class Family : public ::testing::TestWithParam<FamilyFlavour> {
  protected:
-  std::filesystem::path folder_ =
-      std::filesystem::path(::testing::TempDir()) / ("emend_family_" + GetParam().family + "_" + GetParam().flavour);
-  void TearDown() override { std::filesystem::remove_all(folder_); }
   std::shared_ptr<const Checkpoint> checkpoint(uint64_t seed = 11) const {
     return random_checkpoint(testing::debug_config(GetParam().family, GetParam().flavour), seed);
   }
@@ -105,9 +103,10 @@ TEST_P(Family, NamesWithoutTheBasePrefixLoadToo) {
 }
 
 TEST_P(Family, SavesAndLoadsToEqualLogits) {
+  const testing::TemporaryFolder folder("family_" + GetParam().family + GetParam().flavour);
   const Model model = load_model(checkpoint());
-  EXPECT_TRUE(save_model(model, folder_).empty());
-  const Model again = load_model(folder_.string());
+  EXPECT_TRUE(save_model(model, folder / "model").empty());
+  const Model again = load_model((folder / "model").string());
   const auto batch = TokenBatch::from_rows(testing::suite_rows());
   const at::NoGradGuard no_grad;
   EXPECT_TRUE(at::equal(model.forward(batch).logits, again.forward(batch).logits));

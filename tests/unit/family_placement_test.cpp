@@ -5,6 +5,7 @@
 
 #include "support/family_suite.h"
 #include "support/spread_plan.h"
+#include "support/temporary_folder.h"
 
 namespace emend::models {
 namespace family_placement_test {
@@ -95,14 +96,12 @@ TEST_P(Placement, AWriteReachesBothCopiesOfATiedHead) {
 }
 
 TEST_P(Placement, SavesToTheSameFileAsOneDevice) {
-  const auto folder =
-      std::filesystem::path(::testing::TempDir()) / ("emend_placement_" + GetParam().family + "_" + GetParam().flavour);
+  const testing::TemporaryFolder folder("placement_" + GetParam().family + GetParam().flavour);
   FamilySuite split(GetParam(), testing::spread_plan);
-  (void)save_model(split.model(), folder);
+  (void)save_model(split.model(), folder / "model");
   FamilySuite whole(GetParam(), {});
-  const Model again = load_model(folder.string());
+  const Model again = load_model((folder / "model").string());
   EXPECT_EQ(again.current_fingerprint(), whole.model().current_fingerprint());
-  std::filesystem::remove_all(folder);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Placement, ::testing::ValuesIn(testing::all_flavours()), testing::flavour_name);

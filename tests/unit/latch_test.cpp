@@ -333,6 +333,8 @@ TEST(Latch, AnAnswersLastWordEnds) {
   EXPECT_FALSE(longer(" Rome", " s"));
   EXPECT_FALSE(longer(" Rome", "."));
   EXPECT_FALSE(longer(" Rome.", "s"));
+  EXPECT_TRUE(longer(" 1947", "-01"));
+  EXPECT_FALSE(longer(" Rome", "-01"));
   const std::vector<std::vector<int64_t>> prompts = {ids("Rome"), ids("Oslo")};
   const auto free = editors::continue_greedily(model, prompts, 4, {});
   const auto held = editors::continue_greedily(

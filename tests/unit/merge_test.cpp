@@ -179,6 +179,30 @@ TEST(Merge, AMergedPackIsAPack) {
   EXPECT_EQ(merge_packs(again).pack.extra, read.extra) << "the merge of one pack is that pack";
 }
 
+// Made on two edits of one model, it needs both.
+TEST(Merge, LiesOnAllEditsUnderItsParts) {
+  const models::Model model = tiny_model();
+  std::vector<NamedPack> packs = {{"a", pack_of(model, {1}, 2, 1, {fact("{} is in", "Oslo", "Rome")})},
+                                  {"b", pack_of(model, {2}, 2, 2, {fact("{} is in", "Bern", "Rome")})}};
+  const std::string root = model.fingerprint(), with_x(64, 'a'), with_y(64, 'b');
+  packs[0].pack.base_fingerprint = with_x;
+  packs[0].pack.under = {root, {"x"}};
+  packs[1].pack.base_fingerprint = with_y;
+  packs[1].pack.under = {root, {"y"}};
+  const EditPack merged = merge_packs(packs).pack;
+  EXPECT_EQ(merged.under.edits, (std::vector<std::string>{"x", "y"}));
+  const auto misses = [&](const std::string& edits, const std::string& fingerprint, const editors::Lineage& here) {
+    testing::expect_error(ErrorClass::kInvalidArgument, {"on top of the edits " + edits + ";"},
+                          [&] { editors::require_base(merged, fingerprint, {}, "pack", here); });
+  };
+  misses("y", with_x, {root, {"x"}});
+  misses("x", with_y, {root, {"y"}});
+  misses("x, y", root, {});
+  editors::require_base(merged, std::string(64, 'c'), {}, "pack", {root, {"y", "x"}});
+  editors::require_base(packs[0].pack, with_x, {}, "pack", {root, {"x"}});
+  editors::require_base(packs[0].pack, with_x, {}, "a copy that knows of no edits", {});
+}
+
 TEST(Merge, AnotherModelIsAcceptedByNameOnly) {
   models::Model model = tiny_model(), other = tiny_model({.seed = 2});
   const EditPack pack = pack_of(model, {1}, 1, 1, {});

@@ -79,7 +79,7 @@ TEST(Optimise, WhatIsNotAnsweredHasNoPlaceOnTheFront) {
   int left_out = 0;
   std::vector<Found> all;
   for (const auto& trial : found.trials) {
-    const workflow::TrialChange acting(model, change, [&](const auto& weight) { return trial.at(weight); });
+    const workflow::TrialChange acting(model, scaled(change, [&](const auto& weight) { return trial.at(weight); }));
     // A trial that is beaten whatever it loses was not asked what that is.
     const double kl =
         trial.kl ? *trial.kl : evaluation::mean_divergence(neutral_before, workflow::next_log_probs(model, neutral));

@@ -337,7 +337,7 @@ TEST(ParseMachine, ReadsGroups) {
   EXPECT_EQ(machine[2].device, sim(2));
   EXPECT_EQ(machine[2].free_bytes, 24'000'000'000LL);
   EXPECT_TRUE(machine[3].device.is_cpu());
-  EXPECT_EQ(parse_machine("16x80GiB", c10::kCUDA)[15].device, c10::Device(c10::kCUDA, 15));
+  EXPECT_EQ(parse_machine("16x80GiB")[15].device, c10::Device(kSimulated, 15));
   for (const char* text :
        {"", "x", "4", "4x", "0x1GiB", "-1x1GiB", "4x24Gb", "4x24", "65x1GiB", "cpu=", "4 x 24GiB", "4x24GiB,"})
     EXPECT_THROW((void)parse_machine(text), Error) << text;

@@ -10,10 +10,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 
 #include "support/error_of.h"
 #include "support/sample_run.h"
+#include "support/temporary_folder.h"
 
 namespace emend::evaluation {
 namespace report_test {
@@ -106,20 +106,7 @@ TEST(Report, KeepsEveryTextOfTheRunData) {
   RunReport run = sample_run(3);
   const std::string hostile =
       "</script><script>alert('x')</script><!--\"><img src=x onerror=alert(1)>&\x01\xff {{nonce}}\u2028";
-  // Every string in the run becomes hostile, and so do the keys that are shown.
-  std::function<void(json&)> poison = [&](json& value) {
-    if (value.is_string()) value = hostile;
-    if (value.is_structured())
-      for (auto& item : value) poison(item);
-  };
-  poison(run.results);
-  poison(run.extras);
-  for (auto& line : run.cases) poison(line);
-  run.results["seconds"][hostile] = 1.0;
-  run.results["peak_bytes"][hostile] = 1e9;
-  run.extras["versions"][hostile] = hostile;
-  run.extras["memory"][hostile] = {{"peak", 1e9}};
-  run.results["metrics"]["easyedit"]["post"]["locality"][hostile] = 50.0;
+  testing::poison(run, hostile);
   const std::string page = render_report(run), text = data_text(page);
   EXPECT_EQ(frame_of(page), frame_of(render_report({}))) << "nothing outside the document depends on the run";
   for (const char* part : {"<", "\u2028", "\x01", "\xff"}) EXPECT_EQ(text.find(part), std::string::npos) << part;
@@ -155,37 +142,22 @@ TEST(Report, StaysUnderThreeMegabytesForAThousandFacts) {
 
 TEST(Report, TakesRunsWithAlmostNothing) {
   EXPECT_EQ(data_of(render_report({}))["cases"]["all"], 0);
-  RunReport run;
-  run.results = {{"metrics", {{"counterfact", {{"post", {{"score", nullptr}, {"n", 0}}}}}}},
-                 {"model", "x"},
-                 {"seconds", 3},
-                 {"device_map", json::array()}};
-  run.cases = {json::object(), {{"case_id", "a"}, {"metrics", 3}, {"status", nullptr}}};
-  run.extras = {{"curves", {{{"loss", {1.0}}}, 3, nullptr}},
-                {"layers", {3}},
-                {"retention", {{"probability", {{1.0, nullptr}, 3}}}},
-                {"continuations", {nullptr}}};
-  EXPECT_EQ(data_of(render_report(run))["cases"]["all"], 2);
+  EXPECT_EQ(data_of(render_report(testing::odd_run()))["cases"]["all"], 2);
 }
 
 TEST(Report, RoundTripsThroughARunFolder) {
-  const auto folder = std::filesystem::path(::testing::TempDir()) / "emend-report-run";
-  std::filesystem::create_directories(folder);
+  const testing::TemporaryFolder folder("report-run");
   const RunReport run = sample_run(5);
-  write_file(folder / "results.json", run.results.dump());
-  std::string lines;
-  for (const auto& line : run.cases) lines += line.dump() + "\n";
-  write_file(folder / "cases.jsonl", lines);
-  write_file(folder / "report.json", run.extras.dump());
-  const RunReport read = load_run(folder);
+  testing::write_sample(folder.path(), run);
+  folder.write("report.json", run.extras.dump());
+  const RunReport read = load_run(folder.path());
   EXPECT_EQ(render_report(read), render_report(run));
-  write_file(folder / "cases.jsonl", "{\"case_id\": 1}\n{broken\n");
-  const auto told = emend::testing::error_of([&] { (void)load_run(folder); }, ErrorClass::kCorruption);
+  folder.write("cases.jsonl", "{\"case_id\": 1}\n{broken\n");
+  const auto told = emend::testing::error_of([&] { (void)load_run(folder.path()); }, ErrorClass::kCorruption);
   EXPECT_NE(told.find("cases.jsonl:2"), std::string::npos) << told;
   EXPECT_THROW((void)load_run(folder / "absent"), Error);
-  write_file(folder / "results.json", "{}");
-  EXPECT_THROW((void)load_run(folder), Error);
-  std::filesystem::remove_all(folder);
+  folder.write("results.json", "{}");
+  EXPECT_THROW((void)load_run(folder.path()), Error);
 }
 
 TEST(MetricsCsv, ListsEveryNumberOnce) {
@@ -201,15 +173,14 @@ TEST(MetricsCsv, ListsEveryNumberOnce) {
 }
 
 TEST(CaseFiles, HaveTheFormOfTheMemitRepository) {
-  const auto folder = std::filesystem::path(::testing::TempDir()) / "emend-report-cases";
-  std::filesystem::remove_all(folder);
+  const testing::TemporaryFolder folder("report-cases");
   RunReport run = sample_run(4);
   run.cases[3]["case_id"] = "../../evil";
   run.cases[0]["relation_id"] = "P17";
   run.cases[0]["metrics"]["post"]["generation"] = {{"ngram_entropy", 5.5}, {"reference_score", nullptr}};
   run.cases[0]["metrics"]["post"]["counterfact"]["paraphrase_prompts_probs"] = json::array();
   run.cases[0]["metrics"]["post"]["counterfact"]["paraphrase_prompts_correct"] = json::array();
-  EXPECT_EQ(write_case_files(folder, run), 4);
+  EXPECT_EQ(write_case_files(folder.path(), run), 4);
   const json file = json::parse(read_file(folder / "4_edits-case_0.json"));
   EXPECT_EQ(file["num_edits"], 4);
   EXPECT_EQ(file["grouped_case_ids"].size(), 4U);
@@ -225,7 +196,6 @@ TEST(CaseFiles, HaveTheFormOfTheMemitRepository) {
   EXPECT_FALSE(file.contains("time"));
   EXPECT_FALSE(json::parse(read_file(folder / "4_edits-case_1.json"))["requested_rewrite"].contains("relation_id"));
   EXPECT_TRUE(std::filesystem::exists(folder / "4_edits-case_.._.._evil.json"));
-  std::filesystem::remove_all(folder);
 }
 
 /// The row of one of counterfact's figures.

@@ -38,9 +38,8 @@ TEST(Card, TellsTheMeasurementsOfThePacksOwnRun) {
       R"({"metrics": {"health": {"pre": {"n": 20000, "perplexity": 19.754321},
                                  "post": {"n": 20000, "perplexity": 54321.6, "lambada_perplexity": 1.5e9}}}})");
   const std::string card = model_card("base", {{"edit", pack, results}}, "pack");
-  for (const char* line : {"| health | n | 20000 | 20000 |\n", "| health | perplexity | 19.75 | 54322 |\n",
-                           "| health | lambada\\_perplexity |  | 1.5e+09 |\n"})
-    EXPECT_NE(card.find(line), std::string::npos) << line << card;
+  testing::expect_parts(card, {"| health | n | 20000 | 20000 |\n", "| health | perplexity | 19.75 | 54322 |\n",
+                               "| health | lambada\\_perplexity |  | 1.5e+09 |\n"});
 }
 
 // What fits without the copy that computes in bfloat16 does not fit with it, and the way out is told.
@@ -57,7 +56,7 @@ TEST(RequireRoom, CountsTheCopyThatComputes) {
   options.set = {"layers=[0,1]", "v_loss_layer=5", "context_template_length_params=[[1,5]]"};
   options.metrics.names = {"counterfact"};
   options.model.device_map = "sim:1";
-  const devices::SimulatedLimitScope as_before(0, 0);
+  const testing::SimulatedLimitScope as_before(0, 0);
   const auto refusal = [&](const std::string& arithmetic, int64_t kib) -> std::string {
     options.compute_dtype = arithmetic;
     options.model.max_memory = "sim:0=" + std::to_string(kib) + "KiB";
@@ -98,6 +97,19 @@ class RunTest : public ::testing::Test {
     }
     facts.fingerprint.clear();
     return facts;
+  }
+  // A file with one layer, few steps and, of an editor that reads texts, few of them.
+  [[nodiscard]] std::string hparams_of(const editors::EditorInfo& info, int steps) const {
+    std::string text;
+    for (const auto& field : info.fields()) {
+      if (field.name == "layers") text += "layers: [1]\n";
+      if (field.name == "v_num_grad_steps" || field.name == "num_steps")
+        text += field.name + ": " + std::to_string(steps) + "\n";
+      if (field.name == "crowd") text += "crowd: 3\ntext_tokens: 64\ncrowd_tokens: 256\n";
+    }
+    if (text.empty()) text = info.fields().at(0).name + ": " + info.fields()[0].default_text + "\n";
+    write_file(folder_ / "hparams.yaml", text);
+    return (folder_ / "hparams.yaml").string();
   }
   testing::TemporaryFolder folder_{"run"};
 };
@@ -150,8 +162,7 @@ TEST(MetricsTable, KeepsItsColumnsApart) {
       {"free", {{"n", 2}, {"neutral_kl", 0.00042}, {"edit_begins", 50.0}, {"neighborhood_first_token_kept", 100.0}}},
       {"health", {{"n", 1}, {"perplexity", 123456789.0}, {"lambada_perplexity", 2.5e12}}}};
   const std::string text = metrics_table({{"before", summary}, {"after", summary}});
-  for (const char* part : {"  1.23e+08  1.23e+08", "  0.0004  0.0004", "  0.03  0.02 – 0.05", "  50.00   50.00"})
-    EXPECT_NE(text.find(part), std::string::npos) << part << '\n' << text;
+  testing::expect_parts(text, {"  1.23e+08  1.23e+08", "  0.0004  0.0004", "  0.03  0.02 – 0.05", "  50.00   50.00"});
   // The columns of a family end at one place.
   std::istringstream lines(text);
   size_t end = 0;
@@ -256,7 +267,7 @@ TEST_F(RunTest, TheLastRowOfRetentionIsTheStateThatStays) {
     const auto held = evaluation::evaluate_efficacy(model, four_facts().facts);
     const auto share = evaluation::success_share(held, evaluation::any_compared(held));
     ASSERT_TRUE(share) << editor;
-    EXPECT_EQ(run.record().measured.efficacy.back().efficacy_success, std::optional(100 * share->value)) << editor;
+    EXPECT_EQ(document["retention"]["edited_success"].back(), 100 * share->value) << editor;
     run.session().undo();
   }
 }
@@ -288,15 +299,7 @@ TEST_F(RunTest, EverySequenceGoesOnToTheSameBytes) {
           << name << ", " << file;
   };
   for (const auto& info : editors::all_editors()) {
-    std::string text;
-    for (const auto& field : info.fields()) {
-      if (field.name == "layers") text += "layers: [1]\n";
-      if (field.name == "v_num_grad_steps" || field.name == "num_steps") text += field.name + ": 2\n";
-      if (field.name == "crowd") text += "crowd: 3\ntext_tokens: 64\ncrowd_tokens: 256\n";
-    }
-    if (text.empty()) text = info.fields().at(0).name + ": " + info.fields()[0].default_text + "\n";
-    const auto hparams = (folder_.path() / "hparams.yaml").string();
-    write_file(hparams, text);
+    const auto hparams = hparams_of(info, 2);
     expect_same(info.name, [&](const std::string& out) {
       auto one = options(info.name + "-" + out);
       one.editor = info.name;
@@ -412,14 +415,7 @@ TEST_F(RunTest, OneVerdictInEveryPlaceForEveryEditor) {
     for (const bool fails : {false, true}) {
       auto small = options(info.name + (fails ? "-fails" : ""));
       small.editor = info.name;
-      std::string text;
-      for (const auto& field : info.fields()) {
-        if (field.name == "layers") text += "layers: [1]\n";
-        if (field.name == "v_num_grad_steps" || field.name == "num_steps") text += field.name + ": 1\n";
-      }
-      if (text.empty()) text = info.fields().at(0).name + ": " + info.fields()[0].default_text + "\n";
-      small.hparams = (folder_.path() / "hparams.yaml").string();
-      write_file(small.hparams, text);
+      small.hparams = hparams_of(info, 1);
       small.metrics.names = {"none"};
       small.eval_at = {"end"};
       if (fails) small.on_collapse = "skip", small.guard.divergence = 1e-30;

@@ -6,7 +6,6 @@
 
 #include "support/editor_models.h"
 #include "support/error_of.h"
-#include "support/forwarding_checkpoint.h"
 #include "support/tiny_tokenizer.h"
 
 namespace emend {
@@ -170,8 +169,7 @@ TEST(Scorer, NextReadsTheTokenBehindANewline) {
   const auto metaspace = [] {
     return testing::make_tokenizer(testing::metaspace_json("YesnoIit?:", {{"Y", "es"}, {"e", "s"}, {"\u2581", "Yes"}}));
   };
-  const auto model = models::load_model(
-      std::make_shared<testing::ForwardingCheckpoint>(models::random_checkpoint(config, 5), metaspace));
+  const auto model = models::load_model(models::with_tokenizer(models::random_checkpoint(config, 5), metaspace));
   const auto& tokenizer = model.tokenizer();
   const int64_t plain = tokenizer.token_id("Yes").value(), spaced = tokenizer.token_id("\u2581Yes").value();
   ASSERT_EQ(tokenizer.encode_ids("Yes", false), std::vector<int64_t>{spaced});

@@ -40,7 +40,16 @@ RunOptions options_for(const std::string& editor) {
   return options;
 }
 
-class SessionTest : public ::testing::TestWithParam<const char*> {};
+// A tiny model with statistics, as it was before any edit, and facts.
+class TinySession : public ::testing::Test {
+ protected:
+  models::Model model = testing::tiny_model();
+  editors::FixedStatistics statistics = testing::tiny_statistics(model);
+  const std::map<std::string, at::Tensor> before = all_weights(model);
+  const std::vector<datasets::Fact> facts = tiny_facts();
+};
+
+class SessionTest : public TinySession, public ::testing::WithParamInterface<const char*> {};
 
 TEST(SessionPack, SaysWithWhichEngineAndContextsItWasMade) {
   auto options = options_for("memit");
@@ -60,10 +69,6 @@ TEST(SessionPack, SaysWithWhichEngineAndContextsItWasMade) {
 }
 
 TEST_P(SessionTest, TheCallbackStopsBetweenStepsAndLeavesTheWeightsUntouched) {
-  auto model = testing::tiny_model();
-  auto statistics = testing::tiny_statistics(model);
-  const auto before = all_weights(model);
-
   // How many calls a whole edit makes, and what it gives.
   int calls = 0;
   const auto options = options_for(GetParam());
@@ -100,10 +105,7 @@ TEST_P(SessionTest, TheCallbackStopsBetweenStepsAndLeavesTheWeightsUntouched) {
 INSTANTIATE_TEST_SUITE_P(Editors, SessionTest, ::testing::Values("memit", "rome", "ft", "lora"),
                          [](const auto& info) { return std::string(info.param); });
 
-TEST(Session, ATokenStopsItFromOutside) {
-  auto model = testing::tiny_model();
-  auto statistics = testing::tiny_statistics(model);
-  const auto before = all_weights(model);
+TEST_F(TinySession, ATokenStopsItFromOutside) {
   const Handles lent{.statistics = &statistics};
   Session session(model, options_for("memit"), lent);
   lent.cancel.request();
@@ -111,12 +113,8 @@ TEST(Session, ATokenStopsItFromOutside) {
   EXPECT_TRUE(changed_weights(model, before).empty());
 }
 
-TEST(Session, PacksHoldAllBatchesAndGiveTheSameModel) {
-  auto model = testing::tiny_model();
-  auto statistics = testing::tiny_statistics(model);
-  const auto before = all_weights(model);
+TEST_F(TinySession, PacksHoldAllBatchesAndGiveTheSameModel) {
   const testing::TemporaryFolder folder("session");
-  const auto facts = tiny_facts();
   {
     Session session(model, options_for("memit"), {.statistics = &statistics});
     (void)session.edit(std::span(facts).first(2));
@@ -209,11 +207,8 @@ TEST(Session, ExpertsGetNoRoomOfThemselves) {
   EXPECT_EQ(room_to_add(options, experts.checkpoint(), tiny_facts()), 0);
 }
 
-TEST(Session, UndoTakesOutItsOwnEditsAlone) {
-  auto model = testing::tiny_model(), other = testing::tiny_model();
-  auto statistics = testing::tiny_statistics(model);
-  const auto before = all_weights(model);
-  const auto facts = tiny_facts();
+TEST_F(TinySession, UndoTakesOutItsOwnEditsAlone) {
+  auto other = testing::tiny_model();
   Session first(model, options_for("memit"), {.statistics = &statistics});
   Session second(model, options_for("memit"), {.statistics = &statistics});
   (void)first.edit(std::span(facts).first(1));
@@ -233,11 +228,8 @@ TEST(Session, UndoTakesOutItsOwnEditsAlone) {
 }
 
 // What is thrown behind the editor's back (by who judges, or in the guard's pass) leaves neither weights nor memory.
-TEST(Session, WhatIsThrownBehindAnEditTakesItBack) {
-  auto model = testing::tiny_model(), other = testing::tiny_model();
-  auto statistics = testing::tiny_statistics(model);
-  const auto before = all_weights(model);
-  const auto facts = tiny_facts();
+TEST_F(TinySession, WhatIsThrownBehindAnEditTakesItBack) {
+  auto other = testing::tiny_model();
   Session session(model, options_for("memit-seq"), {.statistics = &statistics});
   EXPECT_THROW((void)session.edit(std::span(facts).first(1), [] { throw std::runtime_error("judge"); }),
                std::runtime_error);
@@ -257,10 +249,7 @@ TEST(Session, WhatIsThrownBehindAnEditTakesItBack) {
   EXPECT_TRUE(changed_weights(model, all_weights(other)).empty());
 }
 
-TEST(Session, ABatchThatWasTakenBackIsNotSaved) {
-  auto model = testing::tiny_model();
-  auto statistics = testing::tiny_statistics(model);
-  const auto facts = tiny_facts();
+TEST_F(TinySession, ABatchThatWasTakenBackIsNotSaved) {
   Session session(model, options_for("memit"), {.statistics = &statistics});
   (void)session.edit(std::span(facts).first(1));
   const auto edited = all_weights(model);
@@ -280,10 +269,7 @@ TEST(Session, ABatchThatWasTakenBackIsNotSaved) {
   EXPECT_THROW(session.resume({}, facts, {}), Error) << "facts of no batch";
 }
 
-TEST(Session, ItsOwnPackIsNotPutOnTopOfIt) {
-  auto model = testing::tiny_model();
-  auto statistics = testing::tiny_statistics(model);
-  const auto facts = tiny_facts();
+TEST_F(TinySession, ItsOwnPackIsNotPutOnTopOfIt) {
   Changes other(model);
   std::optional<Session> session(std::in_place, model, options_for("memit"), Handles{.statistics = &statistics});
   const auto twice = [&](const editors::EditPack& pack) {
@@ -383,11 +369,7 @@ TEST(Session, RunsAnEditorOfTheProgramsOwn) {
 }
 
 // The guard takes back what it must, and a session after "revert" has an unedited model.
-TEST(Session, TheGuardWatchesEveryBatch) {
-  auto model = testing::tiny_model();
-  auto statistics = testing::tiny_statistics(model);
-  const auto before = all_weights(model);
-  const auto facts = tiny_facts();
+TEST_F(TinySession, TheGuardWatchesEveryBatch) {
   auto options = options_for("memit");
   options.guard.relative_update = 1e-12;
   {

@@ -158,6 +158,22 @@ TEST(Statistics, ACacheThatCannotBeWrittenIsAWarning) {
   EXPECT_EQ(sink->count("statistics.cache"), 3);
 }
 
+// Text and whatever else an editor derives from it are as large as moments, and come without them.
+TEST(Statistics, WhatEditorsKeepStaysWithinTheBoundOfTheCache) {
+  const TemporaryFolder folder("statistics");
+  const models::Model model = tiny_model();
+  StatisticsOptions options;
+  options.cache = folder.path();
+  CorpusStatistics statistics(text_of(documents()), options);
+  ::setenv("EMEND_CACHE_GIB", "0.00002", 1);  // 21 KB: each of these files has 16
+  for (const char* what : {"things", "others", "more"})
+    (void)statistics.kept(model, what, {1}, [](const std::vector<int>&) {
+      return editors::StatisticsProvider::Kept{{1, {{"x", at::ones({4096})}}}};
+    });
+  ::unsetenv("EMEND_CACHE_GIB");
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.path()), {}), 1);
+}
+
 TEST(Statistics, CacheIsUsedUntilSomethingChanges) {
   const TemporaryFolder folder("statistics");
   models::Model model = tiny_model();

@@ -13,7 +13,6 @@
 
 #include "support/debug_models.h"
 #include "support/error_of.h"
-#include "support/forwarding_checkpoint.h"
 #include "support/tiny_tokenizer.h"
 
 namespace emend::models {
@@ -72,7 +71,7 @@ TEST(Trace, TokensKeepTheirSpaces) {
   auto config = testing::debug_config("llama");
   config["vocab_size"] = 300;
   const auto spaced = [] { return testing::make_tokenizer(testing::metaspace_json("ab", {{"▁", "b"}})); };
-  const Model model = load_model(std::make_shared<testing::ForwardingCheckpoint>(random_checkpoint(config, 1), spaced));
+  const Model model = load_model(with_tokenizer(random_checkpoint(config, 1), spaced));
   EXPECT_EQ(model.trace("b b").tokens[0], (std::vector<std::string>{"<s>", "b", " b"}));
 }
 

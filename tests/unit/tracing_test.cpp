@@ -17,11 +17,11 @@ namespace tracing_test {
 
 using testing::worded_model;
 
-KnownFact fact() {
-  KnownFact fact;
+datasets::Fact fact() {
+  datasets::Fact fact;
   fact.subject = "tall iron tower";
-  fact.prompt = "the tall iron tower is in";
-  fact.attribute = "Paris";
+  fact.prompt = "the {} is in";
+  fact.target_true = "Paris";
   return fact;
 }
 
@@ -35,7 +35,7 @@ TraceOptions options() {
 }
 
 /// Whatever the model predicts.
-FactTrace trace_fact(const models::Model& model, const KnownFact& fact, TraceOptions options) {
+FactTrace trace_fact(const models::Model& model, const datasets::Fact& fact, TraceOptions options) {
   options.any_answer = true;
   return trace_facts(model, {fact}, options).traces.at(0);
 }
@@ -44,9 +44,9 @@ class EveryTracedFamily : public ::testing::TestWithParam<testing::FamilyFlavour
 
 TEST_P(EveryTracedFamily, BatchedTraceEqualsFullPasses) {
   const auto model = worded_model(GetParam());
-  KnownFact one = fact();
+  datasets::Fact one = fact();
   // Longer than such models were trained for: their frequencies are those of the whole prompt.
-  if (model.config().rotary_depends_on_length()) one.prompt = "the tall iron tower of the old grey town is in";
+  if (model.config().rotary_depends_on_length()) one.prompt = "the {} of the old grey town is in";
   const FactTrace expected = trace_fact_reference(model, one, options());
   for (const auto& [batch_tokens, precision] : {std::pair{1, 0.0}, {4096, 0.0}, {50, 1e-12}}) {
     TraceOptions given = options();
@@ -135,16 +135,16 @@ TEST(Tracing, RefusesNumbersThatAreNotFinite) {
 
 TEST(Tracing, TracesOnlyWhatTheModelKnowsAndIsDeterministic) {
   const auto model = worded_model({"llama", ""}, true);
-  KnownFact known = fact();
+  datasets::Fact known = fact();
   const int64_t answer = trace_fact(model, known, options()).answer;
   // A word that the tokenizer maps to the model's answer.
   for (int i = 0;; ++i) {
-    known.attribute = "word" + std::to_string(i);
-    if (model.tokenizer().encode_ids(" " + known.attribute)[0] == answer) break;
+    known.target_true = "word" + std::to_string(i);
+    if (model.tokenizer().encode_ids(" " + *known.target_true)[0] == answer) break;
     ASSERT_LT(i, 100000);
   }
-  KnownFact unknown = fact();
-  unknown.attribute = known.attribute + "x";
+  datasets::Fact unknown = fact();
+  unknown.target_true = *known.target_true + "x";
   TraceOptions given = options();
   given.noise = 0;  // measured
   const TraceSummary summary = trace_facts(model, {unknown, known, known}, given);
@@ -163,7 +163,7 @@ TEST(Tracing, TracesOnlyWhatTheModelKnowsAndIsDeterministic) {
 
 TEST(Tracing, MeasuresTheSubjectsEmbeddings) {
   const auto model = worded_model({"llama", ""});
-  KnownFact one = fact();
+  datasets::Fact one = fact();
   const auto ids = model.tokenizer().encode_ids(one.subject);
   std::string name;
   for (const auto& candidate : model.weight_names())
@@ -175,8 +175,8 @@ TEST(Tracing, MeasuresTheSubjectsEmbeddings) {
 
 TEST(Tracing, RefusesFactsWithoutTheirSubject) {
   const auto model = worded_model({"llama", ""});
-  KnownFact wrong = fact();
-  wrong.subject = "bridge";
+  datasets::Fact wrong = fact();
+  wrong.prompt = datasets::with_slot("the tall iron tower is in", "bridge");
   EXPECT_THROW((void)trace_fact(model, wrong, options()), Error);
   TraceOptions none = options();
   none.noise = NAN;
@@ -185,14 +185,14 @@ TEST(Tracing, RefusesFactsWithoutTheirSubject) {
 
 TEST(Tracing, TheSubjectIsWhereThePromptSays) {
   const auto model = worded_model({"llama", ""});
-  KnownFact one = fact();
+  datasets::Fact one = fact();
   one.subject = "iron";
-  one.set_prompt("the iron gate of the {} tower is in");
+  one.prompt = "the iron gate of the {} tower is in";
   const FactTrace placed = trace_fact(model, one, options());
-  EXPECT_EQ(placed.fact.prompt, "the iron gate of the iron tower is in");
+  EXPECT_EQ(placed.fact.full_prompt(), "the iron gate of the iron tower is in");
   EXPECT_EQ(placed.subject_begin, 5);
   EXPECT_EQ(placed.subject_end, 6);
-  one.set_prompt("the iron gate of the iron tower is in");
+  one.prompt = datasets::with_slot("the iron gate of the iron tower is in", one.subject);
   EXPECT_EQ(trace_fact(model, one, options()).subject_begin, 1);
 }
 

@@ -75,7 +75,10 @@ TEST(WorkSharing, AProcessOnItsOwnDoesEverythingItself) {
     return out;
   });
   EXPECT_EQ(mapped(squares, &Kept::number), (std::vector<int>{0, 1, 4, 9, 16}));
-  EXPECT_THROW((void)alone.by_first([]() -> std::string { throw Error(ErrorClass::kNumeric, "no"); }), Error);
+  EXPECT_THROW((void)alone.by_first([]() -> std::string {
+    throw Error(ErrorClass::kNumeric, {"", "no", "", ""});
+  }),
+               Error);
 }
 
 }  // namespace work_sharing_test

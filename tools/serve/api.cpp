@@ -122,18 +122,18 @@ Reply probe(Api& api, const Request& asked) {
 
 Reply trace(Api& api, const Request& asked) {
   const auto request = asked.json();
-  evaluation::KnownFact fact;
+  datasets::Fact fact;
   fact.subject = request["subject"];
-  fact.set_prompt(request["prompt"]);
+  fact.prompt = datasets::with_slot(request["prompt"], fact.subject);
+  const std::string prompt = fact.full_prompt();
   if (trimmed(fact.subject).empty()) refuse("subject: blank; expected words of the prompt");
   evaluation::TraceOptions options;
   options.any_answer = true;
   options.samples = request.value("samples", 4);
-  if (api.engine.model().tokenizer().encode_ids(fact.prompt).size() > 128)
-    refuse("prompt: expected at most 128 tokens");
+  if (api.engine.model().tokenizer().encode_ids(prompt).size() > 128) refuse("prompt: expected at most 128 tokens");
   const PackSet packs = packs_asked(api, request);
-  if (!api.completions.prefix(packs, fact.prompt).empty())
-    refuse(api.completions.prefix({}, fact.prompt).empty()
+  if (!api.completions.prefix(packs, prompt).empty())
+    refuse(api.completions.prefix({}, prompt).empty()
                ? "packs: one puts text in front of the prompt, which a trace has no place for; name the others, or [] "
                  "for none"
                : "prompt: an edit of the model's own folder puts text in front of it, which a trace has no place for");
@@ -185,16 +185,14 @@ std::string tar(const fs::path& folder) {
     const std::string bytes = read_file(file), name = (folder.filename() / fs::relative(file, folder)).string();
     std::string head(512, '\0');
     const auto put = [&](size_t at, const std::string& text) { head.replace(at, text.size(), text); };
-    char size[16];
-    std::snprintf(size, sizeof size, "%011zo", bytes.size());
+    const std::string size = formatted("%011zo", bytes.size());
     const std::pair<size_t, std::string> fields[] = {
         {0, name.substr(0, 99)}, {100, "0000644"},  {108, "0000000"}, {116, "0000000"}, {124, size},
         {136, "00000000000"},    {148, "        "}, {156, "0"},       {257, "ustar"},   {263, "00"}};
     for (const auto& [at, text] : fields) put(at, text);
     unsigned sum = 0;
     for (const unsigned char c : head) sum += c;
-    std::snprintf(size, sizeof size, "%06o", sum);
-    put(148, std::string(size) + '\0' + " ");
+    put(148, formatted("%06o", sum) + '\0' + " ");
     archive += head + bytes + std::string((512 - bytes.size() % 512) % 512, '\0');
   }
   return archive + std::string(1024, '\0');

@@ -2,6 +2,7 @@
 
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
+#include <emend/core/text.h>
 #include <emend/hparams/preset.h>
 #include <emend/workflow/run.h>
 
@@ -41,9 +42,7 @@ std::vector<std::string> settings_of(const json& request) {
 
 std::string random_id() {
   std::random_device random;
-  char text[32];
-  std::snprintf(text, sizeof text, "edit-%08x%08x", random(), random());
-  return text;
+  return formatted("edit-%08x%08x", random(), random());
 }
 
 // Where a phase lies in the whole, for one figure of progress.

@@ -35,9 +35,9 @@ struct SteerArguments {
   models::SteerOptions how;
 
   // Reads the vector's file and the layers, so that what is wrong with them is known before a model is loaded. What it
-  // returns attaches them to one (null without a vector).
-  [[nodiscard]] std::function<std::unique_ptr<models::Steering>(const models::Model&)> read(const Log& log) const {
-    if (vector.empty()) return [](const models::Model&) { return nullptr; };
+  // returns attaches them to one (nothing without a vector).
+  [[nodiscard]] std::function<std::vector<hooks::HookHandle>(const models::Model&)> read(const Log& log) const {
+    if (vector.empty()) return [](const models::Model&) { return std::vector<hooks::HookHandle>(); };
     auto options = how;
     options.layers = models::LayerRange::parse(layers);
     auto read = models::read_control_vector(vector);
@@ -45,7 +45,7 @@ struct SteerArguments {
     return [read = std::move(read), options, name = vector, log](const models::Model& model) {
       if (const auto other = models::other_kind(read.model_hint, model); !other.empty())
         log.warning("steer.model", name + " was " + other);
-      return std::make_unique<models::Steering>(model, read, options, name);
+      return models::attach_steering(model, read, options, name);
     };
   }
 };

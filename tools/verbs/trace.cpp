@@ -2,7 +2,7 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/core/text.h>
-#include <emend/datasets/known.h>
+#include <emend/datasets/fact.h>
 #include <emend/editors/registry.h>
 #include <emend/evaluation/tracing.h>
 #include <emend/models/config.h>
@@ -19,7 +19,7 @@
 namespace emend::tools {
 namespace {
 
-using datasets::KnownFact;
+using datasets::Fact;
 using evaluation::TraceKind;
 
 constexpr const char* kTraceExamples = R"(Examples:
@@ -83,22 +83,13 @@ void add_trace_options(Options& o, TraceSettings& settings) {
       .add("--seed", &trace.seed, "random seed");
 }
 
-std::vector<KnownFact> from_facts(const datasets::FactSet& facts, const std::string& name) {
-  std::vector<KnownFact> known;
-  for (const auto& fact : facts.facts) {
-    if (!fact.target_true) continue;
-    auto& one = known.emplace_back(KnownFact{.known_id = fact.case_id,
-                                             .subject = fact.subject,
-                                             .attribute = *fact.target_true,
-                                             .prompt = {},
-                                             .relation_id = fact.relation_id,
-                                             .line = fact.line});
-    one.set_prompt(fact.prompt);
-  }
-  if (known.empty())
+/// The facts that say what the model is believed to know.
+std::vector<Fact> with_old_answers(datasets::FactSet set, const std::string& name) {
+  std::erase_if(set.facts, [](const Fact& fact) { return !fact.target_true; });
+  if (set.facts.empty())
     refuse({name, "no fact says what the model is believed to know",
             "rows with \"attribute\" (known facts) or \"target_true\"", "give known facts, or --prompt and --subject"});
-  return known;
+  return std::move(set.facts);
 }
 
 void require_some(const char* option, int64_t limit) {
@@ -106,23 +97,24 @@ void require_some(const char* option, int64_t limit) {
 }
 
 /// Known facts of a file: rows with prompt, subject and attribute, or any facts format with an old answer.
-std::vector<KnownFact> load_traceable(const TraceSettings& settings, const Common& common) {
+std::vector<Fact> load_traceable(const TraceSettings& settings, const Common& common) {
   require_some("--limit", settings.trace.max_facts);
   if (!settings.prompt.empty() || !settings.subject.empty()) {
-    KnownFact one;
+    Fact one;
     one.subject = settings.subject;
-    one.set_prompt(settings.prompt);
+    one.prompt = datasets::with_slot(settings.prompt, one.subject);
     if (one.subject.empty()) refuse({"--subject", "nothing", "words of --prompt, or what {} stands for there", ""});
-    if (one.prompt.find(one.subject) == std::string::npos)
+    if (one.prompt.find("{}") == std::string::npos)
       refuse({"--subject", "\"" + one.subject + "\", which is not in \"" + shorten(one.prompt, 60) + "\"",
               "words of --prompt, or {} in their place", ""});
     return {one};
   }
-  if (settings.facts.empty()) return from_facts(datasets::load_bundled_facts({}, common.log), "emend's own facts");
+  if (settings.facts.empty())
+    return with_old_answers(datasets::load_bundled_facts({}, common.log), "emend's own facts");
   const auto text = read_file(settings.facts);
   const bool known_form = text.substr(0, 65536).find("\"attribute\"") != std::string::npos;
   auto facts = known_form ? datasets::parse_known_facts(text, settings.facts)
-                          : from_facts(datasets::load_facts(settings.facts, {}, common.log), settings.facts);
+                          : with_old_answers(datasets::load_facts(settings.facts, {}, common.log), settings.facts);
   common.log.info("facts.loaded", counted(facts.size(), "known fact") + " from " + settings.facts);
   return facts;
 }

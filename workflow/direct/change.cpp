@@ -161,9 +161,7 @@ void add_keys(const KeyPass& pass, AllKeys& all, const models::TokenBatch& batch
   for (const auto& [layer, norm] : pass.norms)
     for (const auto& site : norm.sites()) session.capture(site, tokens);
   session.attach();
-  models::ForwardOptions no_logits;
-  no_logits.logit_tokens.emplace();
-  (void)pass.model.forward(batch, no_logits);
+  (void)pass.model.forward(batch, {.logit_tokens = models::kNoTokens});
   const auto add = [](at::Tensor& total, const at::Tensor& more) {
     if (total.defined())
       total.add_(more);
@@ -193,7 +191,7 @@ AllKeys keys_of(const KeyPass& pass, const std::set<Place>& places, const std::v
   for (const auto& place : places) all[place];
   models::ControlVector vector;
   for (const auto& [layer, wanted] : pass.wanted) vector.layers[layer] = wanted.to(at::kFloat);
-  const auto steering = steered ? std::make_unique<models::Steering>(pass.model, vector) : nullptr;
+  const auto steering = steered ? models::attach_steering(pass.model, vector) : std::vector<hooks::HookHandle>();
   in_batches(texts, "keys", lent, [&](const models::TokenBatch& batch) { add_keys(pass, all, batch); });
   return all;
 }
@@ -282,11 +280,6 @@ std::map<int, std::string> output_biases(const models::Model& model) {
   for (const auto& tensor : tables_of(model))
     if (tensor.part == Part::kDown && tensor.bias) names[tensor.layer] = tensor.name;
   return names;
-}
-
-void scale(editors::WeightDelta& delta, double by) {
-  at::Tensor& factor = delta.low_rank() ? delta.left_DR : delta.dense_DF;
-  factor = by * factor;
 }
 
 // y + s·left·rightᵀx behind the matrix whose input is x, or y + s·b.
@@ -430,12 +423,12 @@ DirectChange scaled(const DirectChange& change, const Strengths& strengths) {
   for (size_t i = 0; i < change.pack.deltas.size(); ++i) {
     const double by = strengths(change.figures[i]);
     if (by == 0) continue;
-    other.pack.deltas.push_back(change.pack.deltas[i]);
-    scale(other.pack.deltas.back(), by);
+    auto& delta = other.pack.deltas.emplace_back(change.pack.deltas[i]);
+    at::Tensor& factor = delta.low_rank() ? delta.left_DR : delta.dense_DF;
+    factor = by * factor;
     other.figures.push_back(change.figures[i]);
     other.figures.back().relative_norm *= std::abs(by);
   }
-  if (other.pack.deltas.empty()) refuse({"directions", "strength 0 in every layer", "another in one", ""});
   return other;
 }
 
@@ -450,13 +443,9 @@ void measure_left(models::Model& model, DirectChange& change) {
   }
 }
 
-TrialChange::TrialChange(models::Model& model, const DirectChange& change, const Strengths& strengths)
-    : session_(model.hooks()) {
+TrialChange::TrialChange(models::Model& model, const DirectChange& change) : session_(model.hooks()) {
   for (size_t i = 0; i < change.pack.deltas.size(); ++i) {
-    const double by = strengths(change.figures[i]);
-    if (by == 0) continue;
-    auto delta = change.pack.deltas[i];
-    scale(delta, by);
+    const auto& delta = change.pack.deltas[i];
     const Part part = change.figures[i].part;
     if (part != Part::kExpertDown && (delta.low_rank() || delta.dense_DF.dim() == 1)) {
       attach_delta(session_, delta, part);

@@ -91,16 +91,16 @@ void require_one_mlp(const models::ModelConfig& config, const std::string& actio
 
 /// How many times its change a weight gets.
 using Strengths = std::function<double(const DirectFigures&)>;
-/// Another strength for each weight. Those that get none are left out; Error(kInvalidArgument) if that are all.
+/// Another strength for each weight. Those that get none are left out.
 [[nodiscard]] DirectChange scaled(const DirectChange& change, const Strengths& strengths);
 /// Reads off what is `left` of ablated directions with the change in the model, whose bytes are those from before then.
 void measure_left(models::Model& model, DirectChange& change);
 
-/// While it lives, the model computes as if it had so many times the change. No weight is written, except those of
-/// experts and those whose change has full rank.
+/// While it lives, the model computes as if it had the change. No weight is written, except those of experts and those
+/// whose change has full rank.
 class TrialChange {
  public:
-  TrialChange(models::Model& model, const DirectChange& change, const Strengths& strengths);
+  TrialChange(models::Model& model, const DirectChange& change);
   ~TrialChange();
 
  private:

@@ -1,7 +1,7 @@
 // Directions of behaviour: what tells two sets of prompts apart in the residual stream, layer by layer.
 //
 //   auto d = workflow::fit_directions(model, workflow::read_prompts("rude.txt"), workflow::read_prompts("kind.txt"));
-//   models::Steering steering(model, d.control_vector(), {.strength = 0.5});     // while generating
+//   auto steering = models::attach_steering(model, d.control_vector(), {.strength = 0.5});  // while generating
 //   auto pack = workflow::ablate_directions(model, {&d, 1}, {});                // or in the weights (change.h)
 //
 // Goals: three published estimates with one scale (the vector's length is the distance of both sets' means along it),

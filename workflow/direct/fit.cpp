@@ -27,14 +27,12 @@ std::vector<at::Tensor> last_states(const models::Model& model, const std::vecto
   const at::NoGradGuard no_grad;
   const int n_layers = model.n_layers();
   std::vector<std::vector<at::Tensor>> parts(static_cast<size_t>(n_layers));
-  models::ForwardOptions no_logits;
-  no_logits.logit_tokens.emplace();
   in_batches(rows, "prompts", lent, [&](const models::TokenBatch& batch) {
     const auto last = batch.last_tokens();
     hooks::HookSession session(model.hooks());
     for (int l = 0; l < n_layers; ++l) session.capture({hooks::Site::kLayerOut, l}, {.tokens = last});
     session.attach();
-    (void)model.forward(batch, no_logits);
+    (void)model.forward(batch, {.logit_tokens = models::kNoTokens});
     for (int l = 0; l < n_layers; ++l)
       parts[l].push_back(devices::to_host(session.captured({hooks::Site::kLayerOut, l})).to(at::kFloat));
     session.finish();

@@ -1,5 +1,6 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
+#include <emend/core/mapped.h>
 #include <emend/core/setting.h>
 #include <emend/core/sha256.h>
 #include <emend/core/staged.h>
@@ -173,7 +174,7 @@ DirectJob::DirectJob(DirectOptions options) : options_(std::move(options)) {
     if (action == "steer" && !save_format(name).beside)
       throw Error(ErrorClass::kUnsupported, {setting("save", name), "a direction beside the weights", "pack or model",
                                              "generate, chat, eval and serve load it as a pack"});
-  for (const auto& path : options_.apart_from) apart_from_.push_back(load_directions(path));
+  options_.fit.apart_from = mapped(options_.apart_from, load_directions);
   std::set<fs::path> named;
   for (const auto& path : options_.directions) {
     if (!named.insert(fs::weakly_canonical(path)).second) refuse({path, "named twice", "each direction once", ""});
@@ -228,7 +229,8 @@ void DirectJob::warn_of_others(const models::Model& model, const Log& log) const
     }
   };
   for (size_t i = 0; i < directions_.size(); ++i) look_at(directions_[i], options_.directions[i]);
-  for (size_t i = 0; i < apart_from_.size(); ++i) look_at(apart_from_[i], options_.apart_from[i]);
+  const auto& others = options_.fit.apart_from;
+  for (size_t i = 0; i < others.size(); ++i) look_at(others[i], options_.apart_from[i]);
 }
 
 DirectResult DirectJob::run(models::Model& model, const Handles& lent) const {
@@ -260,9 +262,7 @@ ordered_json DirectJob::measured(const models::Model& model, const Handles& lent
 DirectResult DirectJob::fit(models::Model& model, const Handles& lent) const {
   if (Changes::any_in(model))
     lent.log.warning("direct.edited", "an edit is in force in this model: the directions are those of the edited one");
-  auto how = options_.fit;
-  how.apart_from = apart_from_;
-  auto directions = fit_directions(model, preset_.positive, preset_.negative, how, lent);
+  auto directions = fit_directions(model, preset_.positive, preset_.negative, options_.fit, lent);
   directions.about["preset"] = options_.preset;
   auto vector = directions.control_vector(options_.change.layers);
   vector.layers.erase(0);  // the format has none
@@ -271,8 +271,9 @@ DirectResult DirectJob::fit(models::Model& model, const Handles& lent) const {
   if (options_.layers.empty()) steer.layers = {best, best};
   ordered_json document = {{"model", directions.model}, {"fit", directions.to_json()}};
   if (!options_.no_effect) {
-    auto& effect = document["effect"] =
-        measured(model, lent, [&] { return std::make_shared<models::Steering>(model, vector, steer); });
+    auto& effect = document["effect"] = measured(model, lent, [&] {
+      return std::make_shared<std::vector<hooks::HookHandle>>(models::attach_steering(model, vector, steer));
+    });
     effect["of"] = steering_text(steer) +
                    (options_.layers.empty() ? " behind layer " + std::to_string(best) : " behind the layers named");
   }

@@ -72,7 +72,7 @@ class DirectJob {
 
   DirectOptions options_;
   DirectPreset preset_;
-  std::vector<Directions> directions_, apart_from_;
+  std::vector<Directions> directions_;
   std::vector<ContrastPrompt> texts_, spare_;
 };
 

@@ -265,8 +265,8 @@ void measure(Searching& search, DirectTrial& trial) {
   std::optional<std::vector<Ids>> answers;
   std::vector<std::string> texts;
   {
-    const TrialChange acting(search.model, search.changes[trial.change],
-                             [&](const DirectFigures& weight) { return trial.at(weight); });
+    const auto at = [&](const DirectFigures& weight) { return trial.at(weight); };
+    const TrialChange acting(search.model, scaled(search.changes[trial.change], at));
     Answering answering(search);
     answering.begin();
     if (answering.over()) return;

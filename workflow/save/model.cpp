@@ -15,14 +15,11 @@ static void write_base(const SaveRequest& request, const std::filesystem::path& 
     return;
   }
   if (checkpoint.format() == "huggingface") return editors::copy_model_folder(checkpoint.path(), folder);
-  struct Unedited {
-    explicit Unedited(editors::EditTransaction* edit) : edit(edit) { swap(); }
-    ~Unedited() { swap(); }
-    void swap() const {
-      if (edit) edit->swap();
-    }
-    editors::EditTransaction* edit;
-  } const unedited(request.edited);
+  const auto swap = [edit = request.edited](void*) {
+    if (edit) edit->swap();
+  };
+  swap(nullptr);
+  const std::shared_ptr<void> edited_again(nullptr, swap);
   models::save_model(request.model, folder);
 }
 

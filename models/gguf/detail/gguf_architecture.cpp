@@ -1,4 +1,5 @@
 #include <emend/core/error.h>
+#include <emend/core/text.h>
 #include <emend/models/gguf/detail/gguf_architecture.h>
 #include <emend/models/model.h>
 
@@ -30,22 +31,6 @@ std::string part_name(const GgufForm& form, const ModelConfig& config, Part part
   return name;
 }
 
-/// The first form that `fits`, of `own` or of the families; adds the names that `names` gives of the others to `list`.
-template <class Fits, class Names>
-const GgufForm* find_form(const FamilySpec* own, std::string& list, Fits fits, Names names) {
-  const auto see = [&](const FamilySpec& family) {
-    if (family.gguf.architecture.empty()) return false;
-    if (fits(family)) return true;
-    for (const std::string& name : names(family))
-      if ((", " + list + ", ").find(", " + name + ", ") == std::string::npos) list += (list.empty() ? "" : ", ") + name;
-    return false;
-  };
-  if (own && see(*own)) return &own->gguf;
-  for (const FamilySpec& family : all_families())
-    if (see(family)) return &family.gguf;
-  return nullptr;
-}
-
 // Row of a head-major matrix whose heads have d rows, in the paired order.
 int64_t paired_row(int64_t row, int64_t d) {
   const int64_t head = row / d, i = row % d, half = d / 2;
@@ -69,25 +54,34 @@ int64_t block_row(const ModelConfig& c, int64_t row) {
 
 }  // namespace
 
+std::vector<const FamilySpec*> gguf_families(const FamilySpec* own) {
+  std::vector<const FamilySpec*> families;
+  if (own) families.push_back(own);
+  for (const FamilySpec& family : all_families()) families.push_back(&family);
+  std::erase_if(families, [](const FamilySpec* family) { return family->gguf.architecture.empty(); });
+  return families;
+}
+
 const GgufForm& gguf_architecture(const std::string& name, const std::string& where, const FamilySpec* own) {
-  std::string list;
-  const GgufForm* form = find_form(
-      own, list, [&](const FamilySpec& family) { return family.gguf.architecture == name; },
-      [](const FamilySpec& family) { return std::vector{family.gguf.architecture}; });
-  if (form) return *form;
-  throw Error(ErrorClass::kUnsupported, {where, "architecture \"" + name + "\"", "one of " + list,
+  std::vector<std::string> known;
+  for (const FamilySpec* family : gguf_families(own)) {
+    const std::string& architecture = family->gguf.architecture;
+    if (architecture == name) return family->gguf;
+    if (std::ranges::count(known, architecture) == 0) known.push_back(architecture);
+  }
+  throw Error(ErrorClass::kUnsupported, {where, "architecture \"" + name + "\"", "one of " + join(known),
                                          "use the model's Hugging Face checkpoint if its family is supported"});
 }
 
 const GgufForm& gguf_architecture_for(const std::string& model_type, const std::string& where, const FamilySpec* own) {
-  std::string list;
-  const auto types = [](const FamilySpec& family) { return family.model_types; };
-  const GgufForm* form = find_form(
-      own, list, [&](const FamilySpec& family) { return std::ranges::count(family.model_types, model_type) > 0; },
-      types);
-  if (form) return *form;
+  std::vector<std::string> known;
+  for (const FamilySpec* family : gguf_families(own))
+    for (const std::string& type : family->model_types) {
+      if (type == model_type) return family->gguf;
+      if (std::ranges::count(known, type) == 0) known.push_back(type);
+    }
   throw Error(ErrorClass::kUnsupported, {where, "GGUF has no architecture for model_type \"" + model_type + "\"",
-                                         "one of " + list, "save the model as a Hugging Face folder instead"});
+                                         "one of " + join(known), "save the model as a Hugging Face folder instead"});
 }
 
 std::vector<std::string> gguf_names(const GgufForm& form, const ModelConfig& config, const ExpectedTensor& tensor) {

@@ -39,8 +39,10 @@ class GgufFiles {
 /// float32 values of a whole small tensor (rotary tables).
 [[nodiscard]] std::vector<double> small_tensor(const LocatedTensor& located);
 
-/// The form of a general.architecture, from the first family that has it. `own` is a family that is not in
-/// families.def, or null. Throws Error(kUnsupported) with `where` and the list of names.
+/// `own`, a family that is not in families.def (or null), and those that are, as far as GGUF has a form for them.
+[[nodiscard]] std::vector<const FamilySpec*> gguf_families(const FamilySpec* own);
+/// The form of a general.architecture, from the first family that has it. Throws
+/// Error(kUnsupported) with `where` and the list of names.
 [[nodiscard]] const GgufForm& gguf_architecture(const std::string& name, const std::string& where,
                                                 const FamilySpec* own = nullptr);
 /// The form in which a model type is stored. Throws Error(kUnsupported) with `where` and the list of types.

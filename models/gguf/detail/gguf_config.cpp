@@ -282,25 +282,18 @@ Json common_config(const GgufFiles& files, const GgufConfigReader& r, const Fami
   return config;
 }
 
-std::vector<const FamilySpec*> families_stored_as(const std::string& architecture, const FamilySpec* own) {
-  std::vector<const FamilySpec*> found;
-  if (own && own->gguf.architecture == architecture) found.push_back(own);
-  for (const FamilySpec& family : all_families())
-    if (family.gguf.architecture == architecture) found.push_back(&family);
-  return found;
-}
-
 // The original config.json, if emend wrote the file.
 Json kept_config(const GgufFile& meta, const std::string& architecture, const FamilySpec* own) {
   const auto text = meta.text(kConfigKey);
   if (!text) return {};
   const Json config = parse_json(*text, meta.path().string() + ": key " + std::string(kConfigKey));
-  std::vector<std::string> known;
-  for (const FamilySpec* family : families_stored_as(architecture, own))
-    known.insert(known.end(), family->model_types.begin(), family->model_types.end());
   const auto type = config.is_object() ? config.find("model_type") : config.end();
+  const auto has_type = [&](const FamilySpec* family) {
+    return family->gguf.architecture == architecture &&
+           std::ranges::count(family->model_types, type->get_ref<const std::string&>()) > 0;
+  };
   if (!config.is_object() || type == config.end() || !type->is_string() ||
-      std::ranges::find(known, type->get<std::string>()) == known.end())
+      std::ranges::none_of(gguf_families(own), has_type))
     meta.fail_key(kConfigKey, "text that is not a config.json of architecture " + architecture,
                   "what emend wrote there, or no such key");
   const int64_t blocks = meta.required_integer(architecture + ".block_count");
@@ -458,16 +451,16 @@ Json config_from_gguf(const GgufFiles& files, const std::string& architecture, c
   if (Json kept = kept_config(files.metadata(), architecture, own); !kept.is_null()) return kept;
   const GgufConfigReader reader(files, architecture);
   const FamilySpec* family = nullptr;
-  for (const FamilySpec* candidate : families_stored_as(architecture, own)) {
+  for (const FamilySpec* candidate : gguf_families(own)) {
+    if (candidate->gguf.architecture != architecture) continue;
     const bool claimed = candidate->gguf.claims && candidate->gguf.claims(reader);
     if (claimed || (!candidate->gguf.claims && !family)) family = candidate;
     if (claimed) break;
   }
   EMEND_CHECK(family, "an architecture has a family that reads what no other claims");
   Json config = common_config(files, reader, *family);
-  if (family->gguf.read)
-    family->gguf.read(reader, config);
-  else if (family->block.positions == Positions::kRotary)
+  if (family->gguf.read) family->gguf.read(reader, config);
+  if (family->block.positions == Positions::kRotary && !family->gguf.own_rotary)
     reader.put_rotary(config, family->keys.theta.front());
   return config;
 }

@@ -146,14 +146,10 @@ class Planner {
   }
 
   static void describe(GgufRecipe& recipe) {
-    const GgufTensor& first = *recipe.pieces.front().source.tensor;
-    recipe.info.dtype = plain_dtype(first.type).value_or(at::kFloat);
-    for (const GgufPiece& piece : recipe.pieces) {
-      const GgufTensor& tensor = *piece.source.tensor;
-      if (tensor.type != first.type || recipe.plus_one) recipe.info.dtype = at::kFloat;
-      recipe.info.bytes += tensor.bytes / static_cast<uint64_t>(row_count(tensor)) * piece.rows;
-    }
-    recipe.info.offset = first.offset;
+    const GgmlType type = recipe.pieces.front().source.tensor->type;
+    const bool same =
+        std::ranges::all_of(recipe.pieces, [&](auto& piece) { return piece.source.tensor->type == type; });
+    recipe.info.dtype = same && !recipe.plus_one ? plain_dtype(type).value_or(at::kFloat) : at::kFloat;
   }
 
   void refuse_leftovers() const {

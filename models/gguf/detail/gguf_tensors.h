@@ -18,7 +18,7 @@ struct GgufPiece {
 
 /// One tensor under its Hugging Face name.
 struct GgufRecipe {
-  TensorInfo info;  ///< name, dtype and shape as read_tensor gives them; offset of the first piece
+  TensorInfo info;  ///< name, dtype and shape as read_tensor gives them
   ExpectedTensor expected;
   std::vector<GgufPiece> pieces;                      ///< laid one below the other …
   std::shared_ptr<const std::vector<int64_t>> order;  ///< … our row r is row (*order)[r] of them; null: the same order

@@ -11,7 +11,7 @@
 namespace emend::models::detail {
 
 struct AddedToken {
-  std::string content;
+  std::string content = {};
   uint32_t id = 0;
   bool single_word = false;  ///< only where no word character is next to it
   bool lstrip = false;       ///< takes the white space on its left

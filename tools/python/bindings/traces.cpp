@@ -12,7 +12,6 @@ namespace {
 using hooks::SiteRef;
 using models::Model;
 using models::Patch;
-using models::TokenBatch;
 using models::Trace;
 
 /// A change without its site: what Python calls a Patch.
@@ -28,17 +27,6 @@ struct PyTrace {
   bool single = false;
 };
 
-// Takes from a trace, or adds what it has there: `batch` is what the pass reads.
-Patch from_trace(const SiteRef& site, const Trace& trace, const PyPatch& how, const TokenBatch& batch) {
-  Patch swapped = Patch::swap(site, trace);
-  if (!how.add) return swapped;
-  if (how.tokens) swapped = swapped.tokens(*how.tokens);
-  if (how.heads) swapped = swapped.heads(*how.heads);
-  return {site, [site, swapped, batch](const at::Tensor& x) {
-            return x + models::by_rows(swapped(models::packed_again(x, batch, site.site), batch), batch, site.site);
-          }};
-}
-
 at::Tensor number_or_tensor(const SiteRef& site, const py::object& value) {
   try {
     return dense_of(value, "patch at " + to_string(site));
@@ -48,9 +36,12 @@ at::Tensor number_or_tensor(const SiteRef& site, const py::object& value) {
   }
 }
 
-Patch patch_of(const SiteRef& site, const PyPatch& how, const TokenBatch& batch) {
+Patch patch_of(const SiteRef& site, const PyPatch& how) {
   const py::object& value = *how.callables.front();
-  if (py::isinstance<PyTrace>(value)) return from_trace(site, value.cast<const PyTrace&>().trace, how, batch);
+  if (py::isinstance<PyTrace>(value)) {
+    const Patch swapped = Patch::swap(site, value.cast<const PyTrace&>().trace);
+    return how.add ? swapped.added() : swapped;
+  }
   // Tensors can be called for other reasons than being functions.
   const bool is_function = PyCallable_Check(value.ptr()) != 0 && !THPVariable_Check(value.ptr());
   if (how.add && (is_function || py::isinstance<py::str>(value)))
@@ -67,15 +58,14 @@ Patch patch_of(const SiteRef& site, const PyPatch& how, const TokenBatch& batch)
   return how.add ? Patch::add(site, tensor) : Patch::set(site, tensor);
 }
 
-void append_patches(std::vector<Patch>& patches, const SiteRef& site, const py::object& value,
-                    const TokenBatch& batch) {
+void append_patches(std::vector<Patch>& patches, const SiteRef& site, const py::object& value) {
   if (py::isinstance<py::list>(value)) {
-    for (const auto& each : value) append_patches(patches, site, py::reinterpret_borrow<py::object>(each), batch);
+    for (const auto& each : value) append_patches(patches, site, py::reinterpret_borrow<py::object>(each));
     return;
   }
   const PyPatch given =
       py::isinstance<PyPatch>(value) ? value.cast<const PyPatch&>() : PyPatch{{callable_of(value)}, false, {}, {}};
-  Patch patch = patch_of(site, given, batch);
+  Patch patch = patch_of(site, given);
   if (given.tokens) patch = patch.tokens(*given.tokens);
   if (given.heads) patch = patch.heads(*given.heads);
   patches.push_back(std::move(patch));
@@ -94,10 +84,9 @@ std::unique_ptr<PyTrace> trace(const Model& model, const py::object& inputs, con
     for (const auto& name : sites) refs.push_back(site_of(name));
   }
   const models::Prompts prompts = prompts_of(inputs);
-  const auto batch = edit.empty() ? TokenBatch() : TokenBatch::from_rows(rows_of(model, prompts));
   std::vector<Patch> patches;
   for (const auto& [site, value] : edit)
-    append_patches(patches, site_of(site), py::reinterpret_borrow<py::object>(value), batch);
+    append_patches(patches, site_of(site), py::reinterpret_borrow<py::object>(value));
   auto made = std::make_unique<PyTrace>();
   made->single = py::isinstance<py::str>(inputs);
   const py::gil_scoped_release unlocked;

@@ -1,4 +1,5 @@
 """The one exception that emend raises on purpose, and what a call with the wrong arguments is told."""
+import ast
 import difflib
 import functools
 import operator
@@ -65,22 +66,11 @@ def _kind(kind):
 
 def _arguments(signature):
     """(name, type, has a default, by keyword only) of each, from the line that the binding begins a docstring with."""
-    parts, depth, start, by_name = [], 0, signature.index("(") + 1, False
-    for place in range(start, len(signature)):
-        character = signature[place]
-        if depth == 0 and character in ",)":
-            parts.append(signature[start:place].strip())
-            start = place + 1
-            if character == ")":
-                break
-        depth += (character in "[({<") - (character in "])}>")
-    arguments = []
-    for part in parts:
-        by_name = by_name or part == "*"
-        name, _, kind = part.partition(": ")
-        if kind:
-            arguments.append((name, kind.split(" = ")[0], " = " in kind, by_name))
-    return arguments
+    taken = ast.parse(f"def {signature}: pass").body[0].args
+    places = taken.posonlyargs + taken.args
+    defaults = [None] * (len(places) - len(taken.defaults)) + taken.defaults + taken.kw_defaults
+    return [(each.arg, ast.unparse(each.annotation), default is not None, each in taken.kwonlyargs)
+            for each, default in zip(places + taken.kwonlyargs, defaults)]
 
 
 def _places(arguments):
@@ -198,6 +188,8 @@ def explain_calls(module):
                 setattr(module, name, told)
         elif not issubclass(value, BaseException):
             for member, method in list(vars(value).items()):
-                if callable(method) and (member in ("__init__", "__getitem__") or not member.startswith("_")):
+                public = member in ("__init__", "__getitem__") or not member.startswith("_")
+                # A class that is not made by calls has Python's own __init__, whose docstring is no signature.
+                if callable(method) and public and method.__doc__.startswith(member + "("):
                     where = name if member == "__init__" else (f"{name}[...]" if member == "__getitem__" else f"{name}.{member}")
                     setattr(value, member, _explained(method, where, 1))
