@@ -34,8 +34,8 @@ class ScoreSheet {
 struct MetricContext {
   const datasets::FactSet& facts;
   const EvaluateOptions& options;
-  const models::Model* model =
-      nullptr;  ///< that judges all facts; null where each is judged on its own, and in tests of scores
+  /// That judges all facts; null where each is judged on its own, and in tests of scores.
+  const models::Model* model = nullptr;
 };
 
 struct MetricOutcome {

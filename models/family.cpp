@@ -89,15 +89,9 @@ std::vector<int64_t> evaluate_shape(const std::string& text, const ModelConfig& 
   return shape;
 }
 
-std::string replaced(std::string text, const std::string& what, const std::string& by) {
-  const size_t at = text.find(what);
-  return at == std::string::npos ? text : text.replace(at, what.size(), by);
-}
-
 // True if `name` fits a pattern as a shell's (fnmatch), in which "{layer}" stands for anything too.
-bool fits(std::string pattern, const std::string& name) {
-  while (pattern.find("{layer}") != std::string::npos) pattern = replaced(std::move(pattern), "{layer}", "*");
-  return fnmatch(pattern.c_str(), name.c_str(), FNM_NOESCAPE) == 0;
+bool fits(const std::string& pattern, const std::string& name) {
+  return fnmatch(replace_all(pattern, "{layer}", "*").c_str(), name.c_str(), FNM_NOESCAPE) == 0;
 }
 
 std::string stripped(const std::string& name, const std::string& prefix) {
@@ -118,7 +112,7 @@ std::vector<ExpectedTensor> expected_tensors(const FamilySpec& family, const Mod
     for (int layer = in_layer ? 0 : -1; layer < (in_layer ? config.n_layers : 0); ++layer) {
       for (int expert = in_expert ? 0 : -1; expert < (in_expert ? config.n_experts : 0); ++expert) {
         const std::string name =
-            replaced(replaced(spec.name, "{layer}", std::to_string(layer)), "{expert}", std::to_string(expert));
+            replace_all(replace_all(spec.name, "{layer}", std::to_string(layer)), "{expert}", std::to_string(expert));
         expected.push_back({name, shape, spec.part, layer, expert, is_bias});
       }
     }
@@ -171,7 +165,7 @@ devices::ModuleNames device_module_names(const FamilySpec& family, const ModelCo
   names.embedding = {modules.embedding};
   names.position.clear();
   if (!modules.position.empty()) names.position = {modules.position};
-  names.layer = [tmp = modules.layer](int64_t l) { return replaced(tmp, "{}", std::to_string(l)); };
+  names.layer = [tmp = modules.layer](int64_t l) { return replace_all(tmp, "{}", std::to_string(l)); };
   names.final_norm.clear();
   if (config.final_norm) names.final_norm.push_back(modules.ln_f);
   for (const char* table : {"rotary_emb", "rotary_emb_local", "rotary_pos_emb", "drop", "emb_dropout", "embed_dropout"})

@@ -363,7 +363,7 @@ std::vector<nlohmann::json> case_documents(const RunRecord& record, const datase
 nlohmann::json report_extras(const RunRecord& record, const datasets::FactSet& facts, const models::Model& model) {
   nlohmann::json extras = {{"directory", record.out},
                            {"versions", {{"libtorch", TORCH_VERSION}, {"compiler", __VERSION__}}}};
-  const auto retention = record.measured.retention.to_json();
+  const auto& retention = record.measured.retention.to_json();
   auto& by_edits = extras["efficacy_by_edits"] = nlohmann::json::array();
   for (size_t s = 0; s < retention["edits_applied"].size(); ++s)
     by_edits.push_back(

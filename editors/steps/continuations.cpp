@@ -1,6 +1,5 @@
 #include <ATen/ATen.h>
 #include <emend/core/utf8.h>
-#include <emend/devices/cores.h>
 #include <emend/editors/steps/continuations.h>
 #include <emend/models/generation.h>
 #include <emend/models/side_by_side.h>
@@ -50,10 +49,7 @@ std::vector<Continuation> continue_greedily(const models::Model& model,
     }
     return {-1, 0};
   };
-  const int64_t n_rows = std::ssize(prompts), batches = devices::parts_for_cores(n_rows, kRowsAtOnce, kFewest);
-  models::side_by_side(model, batches, [&](int64_t batch) {
-    const auto begin = static_cast<size_t>(n_rows * batch / batches);
-    const auto end = static_cast<size_t>(n_rows * (batch + 1) / batches);
+  models::parts_side_by_side(model, prompts.size(), kRowsAtOnce, kFewest, [&](size_t begin, size_t end) {
     models::GenerateOptions options;
     options.max_new_tokens = tokens;
     options.stop_ids = ends;
@@ -92,9 +88,7 @@ std::vector<Continuation> continue_greedily(const models::Model& model,
 std::vector<bool> says(const models::Model& model, const std::vector<PromptRow>& prompts,
                        const std::vector<std::vector<int64_t>>& answers, const CancelToken& cancel) {
   std::vector<char> said(prompts.size(), 0);  // by several threads
-  const int64_t n = std::ssize(prompts), batches = devices::parts_for_cores(n, kRowsAtOnce, kFewest);
-  models::side_by_side(model, n == 0 ? 0 : batches, [&](int64_t batch) {
-    const auto begin = static_cast<size_t>(n * batch / batches), end = static_cast<size_t>(n * (batch + 1) / batches);
+  models::parts_side_by_side(model, prompts.size(), kRowsAtOnce, kFewest, [&](size_t begin, size_t end) {
     std::vector<std::vector<int64_t>> ids;
     std::vector<size_t> right(end - begin, 0);
     models::GenerateOptions options;

@@ -304,29 +304,31 @@ class LatchBatch {
     std::erase_if(units_, [](const LatchUnit& unit) { return unit.target.status == FactStatus::kFailed; });
   }
 
-  // Subjects with a fact that the model does not say, after its plain prompt or a form of it.
-  std::vector<LatchUnit> unsaid(const std::vector<LatchUnit>& units) const {
+  // Subjects with a fact that the model does not say, after its plain prompt or a form of it; by their layer's place.
+  std::map<size_t, std::vector<LatchUnit*>> unsaid(std::vector<LatchUnit>& units) const {
     std::vector<PromptRow> prompts;
     std::vector<Ids> answers;
-    std::vector<size_t> asked;  // of the units
-    size_t longest = 0;         // a model with a table of positions has to have room for it behind each
+    std::vector<LatchUnit*> asked;
+    size_t longest = 0;  // a model with a table of positions has to have room for it behind each
     for (const RenderedFact& fact : batch_.rendered) longest = std::max(longest, fact.target_ids.size());
-    for (size_t u = 0; u < units.size(); ++u)
-      for (const size_t i : units[u].facts)
+    for (LatchUnit& unit : units)
+      for (const size_t i : unit.facts)
         for (size_t r = 0; r < batch_.rendered[i].rows.size(); ++r) {
           const PromptRow& prompt = batch_.rendered[i].rows[r];
           const bool fits = std::ssize(prompt.ids) + static_cast<int64_t>(longest) <= model_.max_positions() + 1;
           if (!fits || !plain_or_form(i, r)) continue;
           prompts.push_back(prompt);
           answers.push_back(batch_.rendered[i].target_ids);
-          asked.push_back(u);
+          asked.push_back(&unit);
         }
     const auto ask = [&] { return packed(says(reader(), prompts, answers, context_.cancel)); };
     const auto said = unpacked<std::vector<bool>>(context_.sharing.by_first(ask));
-    std::vector<LatchUnit> found;
-    for (size_t p = 0; p < said.size(); ++p)
-      if (!said[p] && (found.empty() || found.back().subject != units[asked[p]].subject))
-        found.push_back(units[asked[p]]);
+    std::map<size_t, std::vector<LatchUnit*>> found;
+    for (size_t p = 0; p < said.size(); ++p) {
+      if (said[p]) continue;
+      auto& there = found[asked[p]->layer];
+      if (there.empty() || there.back() != asked[p]) there.push_back(asked[p]);
+    }
     return found;
   }
 
@@ -336,13 +338,10 @@ class LatchBatch {
     constexpr double kSurer = 0.2;  // of the loss at which a target has had enough: a mean hides one token among many
     const PhaseTimer timer(result_, "targets");
     read_weights();
-    units_ = unsaid(subjects);
-    if (units_.empty()) return false;
-    context_.log.event(LogLevel::kDebug, "edit.round",
-                       "facts of " + counted(units_.size(), "subject") + " are not said yet: another round", {});
-    const auto by_place = units_by_place();
+    const auto by_place = unsaid(subjects);
     std::map<size_t, std::vector<Target>> targets;  // all of them before the first write
     for (const auto& [place, units] : by_place) {
+      context_.log.event(LogLevel::kDebug, "edit.round", counted(units.size(), "subject") + " not said yet", {});
       TargetSpec spec = spec_at(place);
       spec.stop_loss *= kSurer;
       const auto problems = mapped(units, [&](const LatchUnit* unit) { return problem_of(*unit); });
@@ -354,18 +353,18 @@ class LatchBatch {
       for (size_t u = 0; u < units.size(); ++u) {
         Target& target = targets[place][u];
         if (target.status == FactStatus::kFailed) continue;
-        const LatchUnit& unit = *units[u];
+        LatchUnit& unit = *units[u];
         for (size_t k = 0; k < unit.neurons.size(); ++k) {
           places.push_back(unit.neurons[k]);
           columns.push_back(target.delta_D[0] * ((k % 2 == 0 ? 1 : -1) / unit.value));
         }
-        note_round(*std::ranges::find(subjects, unit.subject, &LatchUnit::subject), std::move(target));
+        note_round(unit, std::move(target));
       }
       if (!places.empty())
         grow_columns(MlpWeights::of(model_, layer_at(place)), places, at::stack(columns, 1), transaction_, result_);
     }
     copy_.reset();
-    return true;
+    return !by_place.empty();
   }
 
   // The vector of all rounds and its norms, steps and curve of all; converged is what the first round would call so.

@@ -1,7 +1,6 @@
 #include <ATen/ATen.h>
 #include <emend/core/mapped.h>
 #include <emend/core/text.h>
-#include <emend/devices/cores.h>
 #include <emend/devices/route.h>
 #include <emend/editors/steps/prompts.h>
 #include <emend/editors/steps/wordings.h>
@@ -50,9 +49,7 @@ std::vector<std::vector<std::string>> written(
   // The last of them: SentencePiece puts a lone space in front, which stands before every number.
   writing.stop_ids.push_back(model.tokenizer().encode_ids("\n", false).back());
   if (options.count <= 0 || requests.empty()) return all;
-  const int64_t n = std::ssize(requests), batches = devices::parts_for_cores(n, kRequestsAtOnce, 2);
-  models::side_by_side(model, batches, [&](int64_t batch) {
-    const auto begin = static_cast<size_t>(n * batch / batches), end = static_cast<size_t>(n * (batch + 1) / batches);
+  models::parts_side_by_side(model, requests.size(), kRequestsAtOnce, 2, [&](size_t begin, size_t end) {
     models::GenerateOptions sampling = writing;
     sampling.seed = options.seed + begin;
     std::vector<std::vector<int64_t>> prompts;
