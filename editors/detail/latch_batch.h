@@ -34,9 +34,10 @@ inline constexpr size_t kNeuronsASubject = 2, kNeuronsARelease = 1;
 
 /// What an instance remembers of one layer.
 struct LayerMemory {
-  std::set<int64_t> used;        // neurons
-  std::vector<at::Tensor> seen;  // [D] what entered the MLP at the subjects' (or answers') last tokens, float32, host
-  std::vector<int64_t> whose;    // a number for each of these
+  std::set<int64_t> used;  // neurons
+  // [D] what entered the MLP at the subjects' (or answers') last tokens and at the ends of prompts, float32, host
+  std::vector<at::Tensor> seen;
+  std::vector<int64_t> whose;  // a number for each of these
 };
 
 /// What the editor lends to a batch.
@@ -50,9 +51,10 @@ struct LatchTexts {
   const ContextTemplates& contexts;
 };
 
-/// Edits the model; `memory` (one a layer of all_layers()) and `result` are added to. Nothing is changed if it throws.
+/// Edits the model; `memory` (one a layer of all_layers()) and `result` are added to. Behind the `fresh` first of
+/// `facts` are those of earlier batches about the same subjects, which shall hold on. Nothing is changed if it throws.
 void edit_latch_batch(const LatchHparams& hparams, std::vector<LayerMemory>& memory, const LatchTexts& texts,
-                      models::Model& model, std::span<const datasets::Fact> facts, const EditContext& context,
-                      EditResult& result);
+                      models::Model& model, std::span<const datasets::Fact> facts, size_t fresh,
+                      const EditContext& context, EditResult& result);
 
 }  // namespace emend::editors::detail

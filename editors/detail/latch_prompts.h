@@ -24,6 +24,11 @@ struct FactTexts {
 [[nodiscard]] PromptRow gate_prompt(const models::Tokenizer& tokenizer, const std::string& sentence,
                                     const std::string& subject, FactToken token);
 
+/// Gives each fact of the batch a row for each of its other wordings, which `reader` writes, in front of the two forms
+/// that end its rows. Throws Error(kCancelled).
+void add_wordings(const LatchHparams& hparams, std::span<const datasets::Fact> facts, const models::Model& reader,
+                  const EditContext& context, RenderedBatch& batch);
+
 /// For all units of a stage, of which each gets its ranges and what its model heeds. Those of subjects: open at the
 /// subject, shut behind negations that the model heeds, at names like it and behind other questions. Those of releases
 /// (units in `release_layers`): open at an answer's last token, shut where it has not been said yet, at the subject,

@@ -23,7 +23,9 @@
 //   6.     Where the model then does not say a fact, after its prompt or a form of it, its subject's δ grows by what is
 //          missing, in the neurons that are there.
 //
-// Facts about one subject share a gate. MLPs without a gate have g in W_up, with the bias 0.
+// Facts about one subject share a gate. A subject that comes again in a later batch gets another, whose δ is also that
+// of the facts which earlier batches wrote of it: both gates are open there. MLPs without a gate have g in W_up, with
+// the bias 0.
 //   D hidden width · F MLP width · N tokens of text · P prompts
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -184,14 +186,17 @@ class LatchEditor final : public NamedEditor {
       return passes_;
     };
     std::vector<LayerMemory> memory = memory_;
-    detail::edit_latch_batch(h_, memory, {text_, read, {split, leads.end()}, *result.contexts}, model, facts, context,
-                             result);
+    detail::edit_latch_batch(h_, memory, {text_, read, {split, leads.end()}, *result.contexts}, model,
+                             with_earlier(facts), facts.size(), context, result);
     memory_ = std::move(memory);
+    result.outcomes.erase(result.outcomes.begin() + std::ssize(facts), result.outcomes.end());
+    remember(facts, result.outcomes);
     return result;
   }
 
   void reset() override {
     memory_.assign(layers_.size(), {});
+    earlier_.clear();
     passes_.clear();
     text_.clear();
     talk_ = 0;
@@ -211,6 +216,10 @@ class LatchEditor final : public NamedEditor {
     for (const auto& [place, pass] : passes_) {
       state["inputs." + std::to_string(place)] = devices::to_host(pass.inputs_ND);
       state["energy." + std::to_string(place)] = devices::to_host(pass.energy_F);
+    }
+    if (!earlier_.empty()) {
+      const std::string text = nlohmann::json(earlier_).dump();
+      state["facts.0"] = at::tensor(std::vector<uint8_t>(text.begin(), text.end()), at::kByte);
     }
     if (crowded_) state["crowded.0"] = at::ones({1}, at::kLong);
     if (!text_.empty()) state["talk.0"] = at::full({1}, static_cast<int64_t>(talk_), at::kLong);
@@ -236,6 +245,7 @@ class LatchEditor final : public NamedEditor {
       if (kind == "energy") passes_[place].energy_F = value.clone();
       if (kind == "whose") memory_[place].whose = numbers(value);
       if (kind == "seen") memory_[place].seen = value.clone().unbind(0);
+      if (kind == "facts") earlier_ = kept_facts(value);
       if (kind == "used")
         for (const int64_t neuron : numbers(value)) memory_[place].used.insert(neuron);
     }
@@ -246,6 +256,8 @@ class LatchEditor final : public NamedEditor {
   }
 
  private:
+  using Kept = std::array<std::string, 3>;  // of a fact: subject, prompt, answer
+
   [[nodiscard]] std::string what_is_kept(const models::Model& reader) const {
     const std::string by =
         reader.dtype() == at::kFloat ? "" : std::string(", computed in ") + c10::toString(reader.dtype());
@@ -268,6 +280,40 @@ class LatchEditor final : public NamedEditor {
     crowded_ = crowded;
   }
 
+  [[nodiscard]] std::vector<Kept> kept_facts(const at::Tensor& value) const try {
+    const at::Tensor text = value.contiguous();
+    const auto* begin = text.const_data_ptr<uint8_t>();
+    return nlohmann::json::parse(begin, begin + text.numel()).get<std::vector<Kept>>();
+  } catch (const std::exception& error) {
+    throw Error(ErrorClass::kCorruption, {"memory of " + name(), error.what(), "the facts of earlier batches", ""});
+  }
+
+  // The facts, and behind them those of earlier batches about the same subjects that they do not replace.
+  [[nodiscard]] std::vector<datasets::Fact> with_earlier(std::span<const datasets::Fact> facts) const {
+    std::vector<datasets::Fact> all(facts.begin(), facts.end());
+    for (const Kept& old : earlier_) {
+      const bool again = std::ranges::find(facts, old[0], &datasets::Fact::subject) != facts.end();
+      if (!again || replaced(old, facts)) continue;
+      datasets::Fact& fact = all.emplace_back();
+      fact.subject = old[0];
+      fact.prompt = old[1];
+      fact.target_new = old[2];
+    }
+    return all;
+  }
+
+  static bool replaced(const Kept& old, std::span<const datasets::Fact> facts) {
+    return std::ranges::any_of(facts,
+                               [&](const auto& fact) { return fact.subject == old[0] && fact.prompt == old[1]; });
+  }
+
+  void remember(std::span<const datasets::Fact> facts, std::span<const FactOutcome> outcomes) {
+    std::erase_if(earlier_, [&](const Kept& old) { return replaced(old, facts); });
+    for (size_t i = 0; i < facts.size(); ++i)
+      if (outcomes[i].status != FactStatus::kFailed)
+        earlier_.push_back({facts[i].subject, facts[i].prompt, facts[i].target_new});
+  }
+
   static Ids numbers(const at::Tensor& x) {
     const at::Tensor dense = x.contiguous();
     return {dense.const_data_ptr<int64_t>(), dense.const_data_ptr<int64_t>() + dense.numel()};
@@ -283,6 +329,7 @@ class LatchEditor final : public NamedEditor {
   LatchHparams h_;
   std::vector<int64_t> layers_;
   std::vector<LayerMemory> memory_;
+  std::vector<Kept> earlier_;          // the facts that were written
   std::vector<Ids> text_;              // that of the statistics, then talk
   size_t talk_ = 0;                    // its first row
   bool crowded_ = false;               // the text is that for gates among many others

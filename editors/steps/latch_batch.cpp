@@ -41,8 +41,9 @@ class LatchBatch {
     read_weights();
   }
 
-  void run(std::span<const datasets::Fact> facts) {
+  void run(std::span<const datasets::Fact> facts, size_t fresh) {
     facts_ = facts;
+    fresh_ = fresh;
     batch_ = render_batch(model_, facts, texts_.contexts, {parse_fact_token(h_.fact_token)});
     for (auto& fact : batch_.rendered)
       for (auto* rows : {&fact.rows, &fact.kl_rows})
@@ -50,7 +51,7 @@ class LatchBatch {
     result_.outcomes = batch_.outcomes;
     {
       const PhaseTimer timer(result_, "targets");
-      add_wordings();
+      add_wordings(h_, facts_, reader(), context_, batch_);
       add_chats();
     }
     const std::vector<size_t> released = make_units();
@@ -91,27 +92,6 @@ class LatchBatch {
 
   [[nodiscard]] int layer_at(size_t place) const { return static_cast<int>(h_.all_layers()[place]); }
 
-  [[nodiscard]] PromptRow rendered(const std::string& sentence, const std::string& subject) const {
-    return gate_prompt(model_.tokenizer(), sentence, subject, parse_fact_token(h_.fact_token));
-  }
-
-  // Each fact in other words, in front of the forms that end its contexts.
-  void add_wordings() {
-    if (h_.wordings == 0) return;
-    auto facts = mapped(batch_.places, [&](const size_t place) { return facts_[place]; });
-    const auto wordings = other_wordings(
-        reader(), facts,
-        {.count = h_.wordings, .samples = 2 * h_.wordings, .seed = context_.seed, .cancel = context_.cancel});
-    for (size_t i = 0; i < facts.size(); ++i)
-      for (const auto& wording : wordings[i]) {
-        auto& rows = batch_.rendered[i].rows;
-        PromptRow row = rendered(wording, facts[i].subject);
-        const bool fits = std::ssize(row.ids) + std::ssize(batch_.rendered[i].target_ids) <= model_.max_positions();
-        if (fits) rows.insert(rows.end() - std::min<std::ptrdiff_t>(2, std::ssize(rows) - 1), std::move(row));
-        context_.log.event(LogLevel::kDebug, "wording", facts[i].subject + ": " + wording, {});
-      }
-  }
-
   void add_chats() {
     chats_.resize(batch_.places.size());
     if (h_.chat_weight == 0) return;
@@ -124,6 +104,10 @@ class LatchBatch {
     for (const auto& chats : chats_)
       for (const auto& reply : chats.replies) context_.log.event(LogLevel::kDebug, "chat", reply.prompt.text, {});
   }
+
+  // A fact of an earlier batch, whose subject has come again: it counts in what the subject's neurons say, and has a
+  // release.
+  [[nodiscard]] bool recalled(size_t i) const { return batch_.places[i] >= fresh_; }
 
   // A fact's contexts, then the conversations about it.
   [[nodiscard]] size_t contexts_of(size_t i) const { return batch_.rendered[i].rows.size() + chats_[i].asked.size(); }
@@ -147,7 +131,8 @@ class LatchBatch {
         unit.layer = room.take(0, h_.layers.size(), kNeuronsASubject);
       }
       units_[found->second].facts.push_back(i);
-      if (!h_.release_layers.empty()) released.push_back(room.take(h_.layers.size(), memory_.size(), kNeuronsARelease));
+      if (!h_.release_layers.empty() && !recalled(i))
+        released.push_back(room.take(h_.layers.size(), memory_.size(), kNeuronsARelease));
     }
     std::set<size_t> places(released.begin(), released.end());
     for (const LatchUnit& unit : units_) places.insert(unit.layer);
@@ -222,10 +207,14 @@ class LatchBatch {
   }
 
   TargetProblem problem_of(const LatchUnit& unit) {
+    constexpr double kRecalled = 0.5;  // beside the 1 of a fact of this batch
     TargetProblem joint;
+    const auto counts = [&](size_t i) { return recalled(i) ? kRecalled : 1; };
+    double sum = 0;
+    for (const size_t i : unit.facts) sum += counts(i);
     for (const size_t i : unit.facts) {
       TargetProblem one = problem_of(i);
-      for (auto& row : one.rows) row.weight /= static_cast<double>(unit.facts.size());
+      for (auto& row : one.rows) row.weight /= sum / counts(i);
       joint.rows.insert(joint.rows.end(), one.rows.begin(), one.rows.end());
       if (joint.kl_rows.empty()) joint.kl_rows = std::move(one.kl_rows);
     }
@@ -269,7 +258,7 @@ class LatchBatch {
     for (const LatchUnit& first : units_)
       for (const size_t i : first.facts) {
         const auto says_more = [](const auto& row) { return !row.second.ids.empty(); };
-        if (std::none_of(after[i].begin(), after[i].end(), says_more)) continue;
+        if (recalled(i) || std::none_of(after[i].begin(), after[i].end(), says_more)) continue;
         LatchUnit& unit = units.emplace_back();
         unit.subject = first.subject + batch_.rendered[i].target;
         unit.facts = {i};
@@ -402,8 +391,15 @@ class LatchBatch {
       write_units(place, units, {there(text.inputs_ND), there(text.energy_F)}, prompts_PD);
     }
     std::erase_if(units_, [](const LatchUnit& unit) { return unit.target.status == FactStatus::kFailed; });
-    written_.push_back({stage, mapped(units_, [&](const LatchUnit& unit) { return prompts_[unit.begin]; }),
-                        mapped(units_, [](const LatchUnit& unit) { return subject_number(unit.subject); })});
+    Written& written = written_.emplace_back(Written{stage, {}, {}});
+    for (const LatchUnit& unit : units_) {
+      written.plain.push_back(prompts_[unit.begin]);
+      for (const size_t i : unit.facts) {  // and where an answer is due
+        PromptRow& end = written.plain.emplace_back(batch_.rendered[i].rows[0]);
+        end.lookup = std::ssize(end.ids) - 1;
+      }
+      written.whose.resize(written.plain.size(), subject_number(unit.subject));
+    }
     copy_.reset();  // the weights are others now
   }
 
@@ -417,7 +413,8 @@ class LatchBatch {
                                solve_home(model_, model_.edit_site(layer)), devices::Purpose::kKeys);
   }
 
-  // Later batches keep their gates shut at these subjects (or answers), in whichever layer they are.
+  // Later batches keep their gates shut at these subjects (or answers) and ends of prompts, in whichever layer they
+  // are.
   void remember(const Written& written) {
     const auto [begin, end] = written.places;
     if (written.plain.empty()) return;
@@ -480,6 +477,7 @@ class LatchBatch {
   EditTransaction transaction_;
   std::optional<models::Model> copy_;  // in the arithmetic of the phase, if that is another one
   std::span<const datasets::Fact> facts_;
+  size_t fresh_ = 0;  // facts of this batch; those behind are recalled
   RenderedBatch batch_;
   std::vector<FactChats> chats_;  // by fact
   std::vector<LatchUnit> units_;
@@ -490,9 +488,9 @@ class LatchBatch {
 }  // namespace
 
 void edit_latch_batch(const LatchHparams& hparams, std::vector<LayerMemory>& memory, const LatchTexts& texts,
-                      models::Model& model, std::span<const datasets::Fact> facts, const EditContext& context,
-                      EditResult& result) {
-  LatchBatch(hparams, memory, texts, model, context, result).run(facts);
+                      models::Model& model, std::span<const datasets::Fact> facts, size_t fresh,
+                      const EditContext& context, EditResult& result) {
+  LatchBatch(hparams, memory, texts, model, context, result).run(facts, fresh);
 }
 
 }  // namespace emend::editors::detail

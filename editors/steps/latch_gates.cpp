@@ -20,7 +20,8 @@ constexpr int64_t kFirstText = 2048;
 // Gates that are searched at once, of which each holds a matrix of D·D.
 constexpr int64_t kMostGates = 64, kGateBytes = int64_t{1} << 29;
 // Weights of the kinds of rows in a gate's loss.
-constexpr double kOpenWeight = 1, kOthersWeight = 1, kNegatedWeight = 0.01, kAsideWeight = 0.3;
+constexpr double kOpenWeight = 1, kOthersWeight = 1, kNegatedWeight = 0.01, kAsideWeight = 0.3,
+                 kSeenWeight = 0.02;  // each, of earlier batches
 
 at::Tensor beside(const at::Tensor& x, const at::Tensor& prompts_PD) {
   return devices::route_like(x, prompts_PD, devices::Purpose::kKeys);
@@ -67,7 +68,7 @@ GateRule rule_of(const LatchHparams& hparams, const LatchUnit& unit, const Latch
   for (const int64_t token : mentioned) wants[token] = {-1.0F, 0.0};
   const int64_t own = subject_number(unit.subject);
   for (size_t s = 0; s < rows.memory.seen.size(); ++s)  // an earlier fact about the same subject: not another one
-    if (rows.memory.whose[s] == own) wants[text + prompts + static_cast<int64_t>(s)] = {-1.0F, 0.0};
+    wants[text + prompts + static_cast<int64_t>(s)] = {-1.0F, rows.memory.whose[s] == own ? 0.0 : kSeenWeight};
   std::vector<int64_t> index;
   std::vector<float> signs;
   std::vector<double> weights;

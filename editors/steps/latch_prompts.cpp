@@ -195,6 +195,24 @@ PromptRow gate_prompt(const models::Tokenizer& tokenizer, const std::string& sen
   return off_the_sink(render_prompt(tokenizer, sentence, subject, token));
 }
 
+void add_wordings(const LatchHparams& hparams, std::span<const datasets::Fact> facts, const models::Model& reader,
+                  const EditContext& context, RenderedBatch& batch) {
+  if (hparams.wordings == 0) return;
+  const auto asked = mapped(batch.places, [&](const size_t place) { return facts[place]; });
+  const auto wordings = other_wordings(
+      reader, asked,
+      {.count = hparams.wordings, .samples = 2 * hparams.wordings, .seed = context.seed, .cancel = context.cancel});
+  for (size_t i = 0; i < asked.size(); ++i)
+    for (const auto& wording : wordings[i]) {
+      RenderedFact& fact = batch.rendered[i];
+      PromptRow row = gate_prompt(reader.tokenizer(), wording, asked[i].subject, parse_fact_token(hparams.fact_token));
+      const bool fits = std::ssize(row.ids) + std::ssize(fact.target_ids) <= reader.max_positions();
+      if (fits)
+        fact.rows.insert(fact.rows.end() - std::min<std::ptrdiff_t>(2, std::ssize(fact.rows) - 1), std::move(row));
+      context.log.event(LogLevel::kDebug, "wording", asked[i].subject + ": " + wording, {});
+    }
+}
+
 std::vector<PromptRow> gate_prompts(const LatchHparams& hparams, const FactTexts& texts, const LatchTexts& text,
                                     const models::Model& reader, const EditContext& context,
                                     std::vector<LatchUnit>& units) {

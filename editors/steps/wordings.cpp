@@ -134,6 +134,17 @@ static std::vector<std::string> words_of(const std::string& name) {
   return {std::istream_iterator<std::string>(stream), {}};
 }
 
+// Of a word of six letters or more, between two of them; else two times nothing.
+static std::pair<std::string, std::string> halves(const std::string& word) {
+  constexpr size_t kShortest = 6;
+  std::vector<size_t> letters;  // where each begins
+  for (size_t i = 0; i < word.size(); ++i)
+    if ((static_cast<unsigned char>(word[i]) & 0xC0U) != 0x80U) letters.push_back(i);
+  if (letters.size() < kShortest) return {};
+  const size_t middle = letters[letters.size() / 2];
+  return {word.substr(0, middle), word.substr(middle)};
+}
+
 std::vector<std::string> namesakes(const std::string& subject, std::span<const std::string> names) {
   const std::vector<std::string> words = words_of(subject);
   std::vector<std::string> found;
@@ -150,18 +161,33 @@ std::vector<std::string> namesakes(const std::string& subject, std::span<const s
         other[i] = static_cast<char>('0' + (subject[i] - '0' + step) % 10);
         add(other);
       }
-  if (words.size() < 2) return found;
+  if (words.size() < 2) {
+    const auto [begin, end] = halves(subject);
+    for (const auto& name : names)
+      if (const auto other = halves(name.substr(0, name.find(' '))).first;
+          !begin.empty() && !other.empty() && other != begin)
+        add(other + end);
+    return found;
+  }
   static const std::vector<std::string> owners = {"My", "Your", "His", "Her", "Our", "Their"};
   const auto owns = [&](const std::string& owner) { return lower(owner) == lower(words[0]); };
   if (std::ranges::any_of(owners, owns))
     for (const auto& owner : owners)
       if (!owns(owner)) add(owner + subject.substr(words[0].size()));
   const std::string last = " " + words.back();
-  for (const auto& name : names) {
+  for (size_t inner = 1; const auto& name : names) {
     const std::vector<std::string> other = words_of(name);
     if (other.empty()) continue;
     const std::string &first = other[0], front = name.substr(0, name.rfind(' '));
-    if (first == words[0]) continue;
+    // Where the names part: "IBM WebSphere Portal" → "IBM WebSphere Portal Server" of "IBM WebSphere Application
+    // Server".
+    const auto parted = std::ranges::mismatch(words, other);
+    const auto shared = static_cast<size_t>(parted.in1 - words.begin());
+    if (shared > 0) {
+      if (words.size() > 2 && shared + 1 < words.size() && parted.in2 != other.end())
+        add(join(std::ranges::subrange(words.begin(), parted.in1), " ") + " " + *parted.in2 + last);
+      continue;
+    }
     add(first + last);
     if (words.size() < 3) {
       add(front + last);
@@ -169,6 +195,10 @@ std::vector<std::string> namesakes(const std::string& subject, std::span<const s
       const std::string& middle = words[words.size() - 2];
       add(front + (other.size() > 1 && other[other.size() - 2] == middle ? "" : " " + middle) + last);
       add(words[0] + " " + first + last);
+      std::vector<std::string> one_other = words;
+      one_other[inner] = first;
+      add(join(one_other, " "));
+      inner = inner % (words.size() - 2) + 1;
     }
   }
   return found;

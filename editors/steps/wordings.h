@@ -43,10 +43,11 @@ struct WritingOptions {
 
 /// Names that end as the subject does and begin as others do. Of each of `names`: its first word, and all but its last,
 /// in front of the subject's last word (of its last two where it has three); and its first word in the place of what
-/// stands in the middle. "Naples International Airport", "Osaka Castle" → "Osaka Airport", "Osaka International
-/// Airport", "Naples Osaka Airport". None of a name with the subject's first word. And up to twelve names with another
-/// number in a subject's: "Airbus A340" → "Airbus A350", "Airbus A320". And other owners of what is
-/// somebody's: "My name" → "His name". None for a subject of one word without digits.
+/// stands in the middle, and of one word there. "Naples International Airport", "Osaka Castle" → "Osaka Airport",
+/// "Osaka International Airport", "Naples Osaka Airport". Of a name with the subject's first word, up to where they
+/// part: "Naples Central Station" → "Naples Central Airport". Of words of six letters or more, half of each:
+/// "Janakkala", "Helsinki" → "Helskkala". And up to twelve names with another number in a subject's: "Airbus A340" →
+/// "Airbus A350", "Airbus A320". And other owners of what is somebody's: "My name" → "His name".
 [[nodiscard]] std::vector<std::string> namesakes(const std::string& subject, std::span<const std::string> names);
 
 /// Up to 201 words of a text, the most frequent first, that begin with a capital letter and are one token where they

@@ -1,4 +1,5 @@
-// LATCH: what the model does not say after an edit gets another round, in the neurons that it has.
+// LATCH: what the model does not say after an edit gets another round, in the neurons that it has; what later batches
+// know of earlier ones.
 #include <ATen/ATen.h>
 #include <emend/editors/registry.h>
 #include <emend/editors/steps/apply.h>
@@ -103,11 +104,17 @@ TEST(LatchRounds, WhatIsNotSaidIsTriedAgainInTheSameNeurons) {
         << delta.weight;
   }
 
-  // Later batches know the subjects as they are after the last round, in the layers above too.
+  // Later batches know the subjects, and where their answers are due, as they are after the last round, in the layers
+  // above too.
   std::vector<editors::PromptRow> rows;
-  for (const auto& fact : std::span(facts).first(3))
-    rows.push_back(
-        editors::render_prompt(often.model.tokenizer(), fact.prompt, fact.subject, editors::FactToken::kSubjectLast));
+  for (const std::vector<size_t>& unit : {std::vector<size_t>{0, 3}, {1}, {2}})
+    for (const size_t i : unit) {
+      auto row = editors::render_prompt(often.model.tokenizer(), facts[i].prompt, facts[i].subject,
+                                        editors::FactToken::kSubjectLast);
+      if (i == unit[0]) rows.push_back(row);
+      row.lookup = std::ssize(row.ids) - 1;
+      rows.push_back(std::move(row));
+    }
   const auto seen_ND =
       editors::collect_at_lookup(often.model, rows, std::vector{hooks::SiteRef{hooks::Site::kMlpIn, 2}}, {})[0];
   EXPECT_LT(testing::relative_difference(often.editor->state().at("seen.1"), seen_ND), 1e-5);
@@ -132,6 +139,28 @@ TEST(LatchRounds, WhatIsSaidStaysAsItIs) {
     ++compared;
   }
   EXPECT_EQ(compared, 1);
+}
+
+// A later batch about the same subject keeps what an earlier one has written, unless it says something else there.
+TEST(LatchBatches, WhatWasWrittenOfASubjectHoldsWhenItComesAgain) {
+  const std::vector earlier = {testing::make_fact(1, "{} lives in", "Ada", "Oslo")};
+  const std::string more = "v_num_grad_steps: 20\nv_lr: 0.3\nclamp_norm_factor: 10\nwordings: 0\n";
+  const auto forgot = [&](const datasets::Fact& later, bool remembers) {
+    Edited edited(earlier, more);
+    const double before = nll(edited.model, earlier);
+    if (!remembers) edited.editor->reset();
+    editors::EditContext context;
+    context.contexts = testing::tiny_contexts();
+    const auto result = edited.editor->edit(edited.model, std::span(&later, 1), context);
+    EXPECT_EQ(result.outcomes.size(), 1U) << "of its own facts";
+    return nll(edited.model, earlier) - before;
+  };
+  const auto other = testing::make_fact(2, "We met {} and", "Ada", "Bonn");
+  const double lost = forgot(other, false);
+  EXPECT_GT(lost, 0.1);
+  EXPECT_LT(forgot(other, true), 0.5 * lost);
+  const auto same = testing::make_fact(3, "{} lives in", "Ada", "Bonn");
+  EXPECT_GT(forgot(same, true), 0.8 * forgot(same, false)) << "the prompt is the same: it is replaced";
 }
 
 }  // namespace latch_rounds_test

@@ -169,6 +169,7 @@ TEST(Latch, ItsMemoryGoesOnWhereItStopped) {
   const models::Model model = testing::tiny_model();
   const auto after = make(model);
   EXPECT_THROW(after->load_state({{"used.7", at::zeros({1}, at::kLong)}}), Error);
+  EXPECT_THROW(after->load_state({{"facts.0", at::zeros({1}, at::kByte)}}), Error);
 }
 
 // What an editor of these settings reads for two facts.

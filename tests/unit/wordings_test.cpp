@@ -77,12 +77,24 @@ TEST(Lookalikes, EndAsTheSubjectDoes) {
   const Names airports = {"Osaka Castle", "Miami Airport", "Naples Port", "Osaka Bay"};
   EXPECT_EQ(editors::namesakes("Naples International Airport", airports),
             (Names{"Osaka Airport", "Osaka International Airport", "Naples Osaka Airport",
-                   "Miami International Airport", "Naples Miami Airport"}))
-      << "once each, not what is a name already, none of a name with the subject's own first word";
+                   "Miami International Airport", "Naples Miami Airport", "Naples Port Airport"}))
+      << "once each, not what is a name already";
   EXPECT_EQ(editors::namesakes("Anna Lindh", Names{"Jan van Eyck"}), (Names{"Jan Lindh", "Jan van Lindh"}));
   EXPECT_EQ(editors::namesakes("Republic of Florence", Names{"Kingdom of Naples"}),
             (Names{"Kingdom Florence", "Kingdom of Florence", "Republic Kingdom Florence"}));
-  EXPECT_EQ(editors::namesakes("Kumudam", airports), Names()) << "one word";
+  EXPECT_EQ(editors::namesakes("Web Ball Form Server", Names{"Google", "Apple"}),
+            (Names{"Google Server", "Google Form Server", "Web Google Server", "Web Google Form Server", "Apple Server",
+                   "Apple Form Server", "Web Apple Server", "Web Ball Apple Server"}))
+      << "one word in the middle after the other is another";
+  EXPECT_EQ(editors::namesakes("Web Ball Form Server", Names{"Web Ball Portal", "Web Ball", "Web Ball Form X"}),
+            (Names{"Web Ball Portal Server"}))
+      << "up to where they part, if that is in the middle";
+  EXPECT_EQ(editors::namesakes("Anna Lindh", Names{"Anna Berg"}), Names()) << "there is no middle";
+  EXPECT_EQ(editors::namesakes("Janakkala", Names{"Helsinki", "Rome", "Åbobyen Nord", "Janaland"}),
+            (Names{"Helskkala", "Åbokkala"}))
+      << "halves of words of six letters or more that begin otherwise";
+  EXPECT_EQ(editors::namesakes("Kiruna", Names()), Names());
+  EXPECT_EQ(editors::namesakes("Rome", Names{"Helsinki"}), Names()) << "a short word";
   EXPECT_EQ(editors::namesakes("Anna Lindh", Names()), Names());
   EXPECT_EQ(editors::namesakes("Airbus A9", Names{"Airbus A2"}), (Names{"Airbus A0", "Airbus A5", "Airbus A7"}))
       << "numbers beside its own";
