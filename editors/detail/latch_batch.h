@@ -52,7 +52,8 @@ struct LatchTexts {
 };
 
 /// Edits the model; `memory` (one a layer of all_layers()) and `result` are added to. Behind the `fresh` first of
-/// `facts` are those of earlier batches about the same subjects, which shall hold on. Nothing is changed if it throws.
+/// `facts`, which have outcomes, are those of earlier batches about the same subjects, which shall still hold. Nothing
+/// is changed if it throws.
 void edit_latch_batch(const LatchHparams& hparams, std::vector<LayerMemory>& memory, const LatchTexts& texts,
                       models::Model& model, std::span<const datasets::Fact> facts, size_t fresh,
                       const EditContext& context, EditResult& result);

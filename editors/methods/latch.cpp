@@ -17,7 +17,7 @@
 //   3. u   uᵀx ≈ 1 where it is open and ≈ 0 elsewhere, by least squares: what a gate lets through by mistake is made
 //          small. a the two neurons' median value where it is open; γ a gain.
 //   4. j   neurons of zeros, else of those that contribute least on the text the next that no earlier fact has.
-//   5.     The release: the same with one neuron, act(γ g·x), in a higher layer, for every fact. Its gate opens at
+//   5.     The release: the same with one neuron, act(γ g·x) b·x, in a higher layer, for every fact. Its gate opens at
 //          the answer's last token behind the fact's prompts; its δ makes what the unedited model says behind the
 //          answer as probable as it was. Without it the subject goes on saying the answer.
 //   6.     Where the model then does not say a fact, after its prompt or a form of it, its subject's δ grows by what is
@@ -32,6 +32,7 @@
 #include <emend/core/error.h>
 #include <emend/core/sha256.h>
 #include <emend/devices/route.h>
+#include <emend/editors/detail/json_memory.h>
 #include <emend/editors/detail/latch_batch.h>
 #include <emend/editors/detail/latch_gates.h>
 #include <emend/editors/detail/statistics_parts.h>
@@ -44,6 +45,7 @@
 #include <cmath>
 #include <numeric>
 #include <random>
+#include <ranges>
 #include <set>
 
 namespace emend::editors {
@@ -189,7 +191,6 @@ class LatchEditor final : public NamedEditor {
     detail::edit_latch_batch(h_, memory, {text_, read, {split, leads.end()}, *result.contexts}, model,
                              with_earlier(facts), facts.size(), context, result);
     memory_ = std::move(memory);
-    result.outcomes.erase(result.outcomes.begin() + std::ssize(facts), result.outcomes.end());
     remember(facts, result.outcomes);
     return result;
   }
@@ -217,10 +218,7 @@ class LatchEditor final : public NamedEditor {
       state["inputs." + std::to_string(place)] = devices::to_host(pass.inputs_ND);
       state["energy." + std::to_string(place)] = devices::to_host(pass.energy_F);
     }
-    if (!earlier_.empty()) {
-      const std::string text = nlohmann::json(earlier_).dump();
-      state["facts.0"] = at::tensor(std::vector<uint8_t>(text.begin(), text.end()), at::kByte);
-    }
+    if (!earlier_.empty()) state["facts.0"] = detail::bytes_of(earlier_);
     if (crowded_) state["crowded.0"] = at::ones({1}, at::kLong);
     if (!text_.empty()) state["talk.0"] = at::full({1}, static_cast<int64_t>(talk_), at::kLong);
     for (size_t r = 0; r < text_.size(); ++r) state["text." + std::to_string(r)] = at::tensor(text_[r], at::kLong);
@@ -280,20 +278,26 @@ class LatchEditor final : public NamedEditor {
     crowded_ = crowded;
   }
 
-  [[nodiscard]] std::vector<Kept> kept_facts(const at::Tensor& value) const try {
-    const at::Tensor text = value.contiguous();
-    const auto* begin = text.const_data_ptr<uint8_t>();
-    return nlohmann::json::parse(begin, begin + text.numel()).get<std::vector<Kept>>();
-  } catch (const std::exception& error) {
+  [[nodiscard]] std::vector<Kept> kept_facts(const at::Tensor& bytes) const try {
+    return detail::json_of(bytes).get<std::vector<Kept>>();
+  } catch (const nlohmann::json::exception& error) {
     throw Error(ErrorClass::kCorruption, {"memory of " + name(), error.what(), "the facts of earlier batches", ""});
   }
 
-  // The facts, and behind them those of earlier batches about the same subjects that they do not replace.
+  // The same subject and prompt.
+  static auto replaces(const Kept& old) {
+    return [&old](const datasets::Fact& fact) { return fact.subject == old[0] && fact.prompt == old[1]; };
+  }
+
+  // The facts, and behind them the last ones that earlier batches wrote of the same subjects and that they do not
+  // replace.
   [[nodiscard]] std::vector<datasets::Fact> with_earlier(std::span<const datasets::Fact> facts) const {
+    constexpr int kMostRecalled = 8;  // of a subject
     std::vector<datasets::Fact> all(facts.begin(), facts.end());
-    for (const Kept& old : earlier_) {
+    std::map<std::string, int> count;
+    for (const auto& old : earlier_ | std::views::reverse) {
       const bool again = std::ranges::find(facts, old[0], &datasets::Fact::subject) != facts.end();
-      if (!again || replaced(old, facts)) continue;
+      if (!again || std::ranges::any_of(facts, replaces(old)) || count[old[0]]++ == kMostRecalled) continue;
       datasets::Fact& fact = all.emplace_back();
       fact.subject = old[0];
       fact.prompt = old[1];
@@ -302,16 +306,12 @@ class LatchEditor final : public NamedEditor {
     return all;
   }
 
-  static bool replaced(const Kept& old, std::span<const datasets::Fact> facts) {
-    return std::ranges::any_of(facts,
-                               [&](const auto& fact) { return fact.subject == old[0] && fact.prompt == old[1]; });
-  }
-
   void remember(std::span<const datasets::Fact> facts, std::span<const FactOutcome> outcomes) {
-    std::erase_if(earlier_, [&](const Kept& old) { return replaced(old, facts); });
-    for (size_t i = 0; i < facts.size(); ++i)
-      if (outcomes[i].status != FactStatus::kFailed)
-        earlier_.push_back({facts[i].subject, facts[i].prompt, facts[i].target_new});
+    for (size_t i = 0; i < facts.size(); ++i) {
+      if (outcomes[i].status == FactStatus::kFailed) continue;
+      std::erase_if(earlier_, [&](const Kept& old) { return replaces(old)(facts[i]); });
+      earlier_.push_back({facts[i].subject, facts[i].prompt, facts[i].target_new});
+    }
   }
 
   static Ids numbers(const at::Tensor& x) {

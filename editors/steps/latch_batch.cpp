@@ -69,6 +69,7 @@ class LatchBatch {
     while (round < h_.rounds && again(subjects)) ++round;
     for (const Written& stage : written_) remember(stage);
     context_.cancel.check("insert");
+    result_.outcomes.resize(fresh_);
     transaction_.commit();
   }
 
@@ -105,8 +106,8 @@ class LatchBatch {
       for (const auto& reply : chats.replies) context_.log.event(LogLevel::kDebug, "chat", reply.prompt.text, {});
   }
 
-  // A fact of an earlier batch, whose subject has come again: it counts in what the subject's neurons say, and has a
-  // release.
+  // A fact of an earlier batch, whose subject has come again: it counts in what the subject's neurons say. It has a
+  // release already.
   [[nodiscard]] bool recalled(size_t i) const { return batch_.places[i] >= fresh_; }
 
   // A fact's contexts, then the conversations about it.
@@ -124,6 +125,7 @@ class LatchBatch {
     std::map<std::string, size_t> unit_of;
     for (size_t i = 0; i < batch_.rendered.size(); ++i) {
       const std::string& subject = batch_.rendered[i].subject;
+      if (recalled(i) && !unit_of.contains(subject)) continue;  // whatever brought it back failed
       const auto [found, is_new] = unit_of.emplace(subject, units_.size());
       if (is_new) {
         LatchUnit& unit = units_.emplace_back();
@@ -165,7 +167,7 @@ class LatchBatch {
     std::vector<Ids> prompts;
     for (size_t i = 0; i < all.size(); ++i) {
       const RenderedFact& fact = batch_.rendered[i];
-      for (size_t r = 0; r < contexts_of(i); ++r) {
+      for (size_t r = 0; r < contexts_of(i) && !recalled(i); ++r) {
         if (!plain_or_form(i, r)) continue;
         auto row = answered(context_at(i, r), fact.target_ids);
         if (std::ssize(row.ids) + h_.release_tokens > model_.max_positions()) continue;
@@ -207,14 +209,15 @@ class LatchBatch {
   }
 
   TargetProblem problem_of(const LatchUnit& unit) {
-    constexpr double kRecalled = 0.5;  // beside the 1 of a fact of this batch
+    constexpr double kRecalled = 0.5;  // beside the 1 of a fact of this batch; all of them beside all of these
     TargetProblem joint;
-    const auto counts = [&](size_t i) { return recalled(i) ? kRecalled : 1; };
-    double sum = 0;
-    for (const size_t i : unit.facts) sum += counts(i);
+    const auto fresh =
+        static_cast<double>(std::ranges::count_if(unit.facts, [&](const size_t i) { return !recalled(i); }));
+    const double others = static_cast<double>(unit.facts.size()) - fresh, share = std::min(1.0, fresh / others);
+    const double sum = fresh + (others > 0 ? kRecalled * share * others : 0);
     for (const size_t i : unit.facts) {
       TargetProblem one = problem_of(i);
-      for (auto& row : one.rows) row.weight /= sum / counts(i);
+      for (auto& row : one.rows) row.weight /= recalled(i) ? sum / (kRecalled * share) : sum;
       joint.rows.insert(joint.rows.end(), one.rows.begin(), one.rows.end());
       if (joint.kl_rows.empty()) joint.kl_rows = std::move(one.kl_rows);
     }
@@ -258,7 +261,7 @@ class LatchBatch {
     for (const LatchUnit& first : units_)
       for (const size_t i : first.facts) {
         const auto says_more = [](const auto& row) { return !row.second.ids.empty(); };
-        if (recalled(i) || std::none_of(after[i].begin(), after[i].end(), says_more)) continue;
+        if (std::none_of(after[i].begin(), after[i].end(), says_more)) continue;
         LatchUnit& unit = units.emplace_back();
         unit.subject = first.subject + batch_.rendered[i].target;
         unit.facts = {i};
@@ -305,7 +308,7 @@ class LatchBatch {
         for (size_t r = 0; r < batch_.rendered[i].rows.size(); ++r) {
           const PromptRow& prompt = batch_.rendered[i].rows[r];
           const bool fits = std::ssize(prompt.ids) + static_cast<int64_t>(longest) <= model_.max_positions() + 1;
-          if (!fits || !plain_or_form(i, r)) continue;
+          if (!fits || !plain_or_form(i, r) || recalled(i)) continue;
           prompts.push_back(prompt);
           answers.push_back(batch_.rendered[i].target_ids);
           asked.push_back(&unit);
@@ -395,6 +398,7 @@ class LatchBatch {
     for (const LatchUnit& unit : units_) {
       written.plain.push_back(prompts_[unit.begin]);
       for (const size_t i : unit.facts) {  // and where an answer is due
+        if (recalled(i)) continue;
         PromptRow& end = written.plain.emplace_back(batch_.rendered[i].rows[0]);
         end.lookup = std::ssize(end.ids) - 1;
       }

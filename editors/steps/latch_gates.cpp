@@ -28,10 +28,10 @@ at::Tensor beside(const at::Tensor& x, const at::Tensor& prompts_PD) {
 }
 
 at::Tensor usual_weights(const LatchRows& rows, double text_weight) {
-  const int64_t text = rows.text.inputs_ND.size(0);
-  const int64_t others = rows.prompts_PD.size(0) + std::ssize(rows.memory.seen);
-  at::Tensor weight = at::full({text + others}, text_weight / static_cast<double>(text), at::kDouble);
-  if (others > 0) weight.narrow(0, text, others).fill_(kOthersWeight / static_cast<double>(others));
+  const int64_t text = rows.text.inputs_ND.size(0), prompts = rows.prompts_PD.size(0);
+  at::Tensor weight = at::full({text + prompts + std::ssize(rows.memory.seen)}, kSeenWeight, at::kDouble);
+  weight.narrow(0, 0, text).fill_(text_weight / static_cast<double>(text));
+  if (prompts > 0) weight.narrow(0, text, prompts).fill_(kOthersWeight / static_cast<double>(prompts));
   return weight;
 }
 
@@ -68,7 +68,7 @@ GateRule rule_of(const LatchHparams& hparams, const LatchUnit& unit, const Latch
   for (const int64_t token : mentioned) wants[token] = {-1.0F, 0.0};
   const int64_t own = subject_number(unit.subject);
   for (size_t s = 0; s < rows.memory.seen.size(); ++s)  // an earlier fact about the same subject: not another one
-    wants[text + prompts + static_cast<int64_t>(s)] = {-1.0F, rows.memory.whose[s] == own ? 0.0 : kSeenWeight};
+    if (rows.memory.whose[s] == own) wants[text + prompts + static_cast<int64_t>(s)] = {-1.0F, 0.0};
   std::vector<int64_t> index;
   std::vector<float> signs;
   std::vector<double> weights;
@@ -138,7 +138,7 @@ std::vector<LatchGate> find_gates(const LatchHparams& hparams, const LatchTexts&
       value_P += signs[k] * models::activate(open_PD.mv(gate.opens_D.back()), model.config().activation);
     }
     if (gated) {
-      gate.reads_D = fit.reader(open_PD);
+      gate.reads_D = release ? level_D : fit.reader(open_PD);
       value_P = value_P * open_PD.mv(gate.reads_D);
     }
     gate.value = value_P.median().item<double>();

@@ -1,25 +1,22 @@
 #include <ATen/ATen.h>
+#include <emend/editors/detail/json_memory.h>
 #include <emend/editors/steps/runtime_editor.h>
 #include <emend/editors/steps/training_loop.h>
 
 namespace emend::editors {
-namespace {
 
-// JSON as bytes: the memory of an editor is made of tensors.
-at::Tensor bytes_of(const nlohmann::json& json) {
+at::Tensor detail::bytes_of(const nlohmann::json& json) {
   const std::string text = json.dump();
   at::Tensor bytes = at::empty({static_cast<int64_t>(text.size())}, at::kByte);
   std::copy(text.begin(), text.end(), bytes.mutable_data_ptr<uint8_t>());
   return bytes;
 }
 
-nlohmann::json json_of(const at::Tensor& bytes) {
+nlohmann::json detail::json_of(const at::Tensor& bytes) {
   const at::Tensor whole = bytes.to(at::kByte).contiguous();
   const auto* begin = whole.const_data_ptr<uint8_t>();
   return nlohmann::json::parse(begin, begin + whole.numel());
 }
-
-}  // namespace
 
 EditResult RuntimeEditor::edit(models::Model& model, std::span<const datasets::Fact> facts,
                                const EditContext& context) {
@@ -45,7 +42,7 @@ std::map<std::string, at::Tensor> RuntimeEditor::state() const {
   std::map<std::string, at::Tensor> state;
   if (!part_) return state;
   state = part_->tensors;
-  state["values.json"] = bytes_of(part_->values);
+  state["values.json"] = detail::bytes_of(part_->values);
   return state;
 }
 
@@ -56,7 +53,7 @@ void RuntimeEditor::load_state(const std::map<std::string, at::Tensor>& state) {
     throw Error(ErrorClass::kCorruption, {name(), "a memory without values", "the memory that this editor saved", ""});
   RuntimePart part;
   part.kind = name();
-  part.values = json_of(values->second);
+  part.values = detail::json_of(values->second);
   part.tensors = state;
   part.tensors.erase("values.json");
   put_in_force(std::move(part), *model_);

@@ -184,7 +184,7 @@ std::vector<std::string> namesakes(const std::string& subject, std::span<const s
     const auto parted = std::ranges::mismatch(words, other);
     const auto shared = static_cast<size_t>(parted.in1 - words.begin());
     if (shared > 0) {
-      if (words.size() > 2 && shared + 1 < words.size() && parted.in2 != other.end())
+      if (words.size() > 2 && shared + 1 < words.size() && parted.in2 != other.end() && *parted.in2 != words.back())
         add(join(std::ranges::subrange(words.begin(), parted.in1), " ") + " " + *parted.in2 + last);
       continue;
     }

@@ -141,6 +141,13 @@ TEST(LatchRounds, WhatIsSaidStaysAsItIs) {
   EXPECT_EQ(compared, 1);
 }
 
+// What another batch about the same editor and model gives.
+editors::EditResult edit_more(Edited& edited, std::vector<datasets::Fact> facts) {
+  editors::EditContext context;
+  context.contexts = testing::tiny_contexts();
+  return edited.editor->edit(edited.model, facts, context);
+}
+
 // A later batch about the same subject keeps what an earlier one has written, unless it says something else there.
 TEST(LatchBatches, WhatWasWrittenOfASubjectHoldsWhenItComesAgain) {
   const std::vector earlier = {testing::make_fact(1, "{} lives in", "Ada", "Oslo")};
@@ -148,11 +155,15 @@ TEST(LatchBatches, WhatWasWrittenOfASubjectHoldsWhenItComesAgain) {
   const auto forgot = [&](const datasets::Fact& later, bool remembers) {
     Edited edited(earlier, more);
     const double before = nll(edited.model, earlier);
-    if (!remembers) edited.editor->reset();
-    editors::EditContext context;
-    context.contexts = testing::tiny_contexts();
-    const auto result = edited.editor->edit(edited.model, std::span(&later, 1), context);
+    auto memory = edited.editor->state();
+    EXPECT_EQ(memory.count("facts.0"), 1U);
+    if (!remembers) memory.erase("facts.0");
+    edited.editor->load_state(memory);
+    const at::Tensor releases = edited.weight(3, "gate").clone();
+    const auto result = edit_more(edited, {later});
     EXPECT_EQ(result.outcomes.size(), 1U) << "of its own facts";
+    EXPECT_EQ(result.outcomes[0].case_id, later.case_id);
+    EXPECT_EQ((releases != edited.weight(3, "gate")).any(1).sum().item<int64_t>(), 1) << "the other has a release";
     return nll(edited.model, earlier) - before;
   };
   const auto other = testing::make_fact(2, "We met {} and", "Ada", "Bonn");
@@ -161,6 +172,18 @@ TEST(LatchBatches, WhatWasWrittenOfASubjectHoldsWhenItComesAgain) {
   EXPECT_LT(forgot(other, true), 0.5 * lost);
   const auto same = testing::make_fact(3, "{} lives in", "Ada", "Bonn");
   EXPECT_GT(forgot(same, true), 0.8 * forgot(same, false)) << "the prompt is the same: it is replaced";
+}
+
+// A fact that fails replaces none, and brings none back.
+TEST(LatchBatches, AFactThatFailsLeavesEarlierOnesAsTheyAre) {
+  Edited edited(std::vector{testing::make_fact(1, "{} lives in", "Ada", "Oslo")}, "wordings: 0\n");
+  const auto known = edited.editor->state().at("facts.0");
+  const auto result = edit_more(edited, {testing::make_fact(2, "{} lives in", "Ada", "\xff"),  // not UTF-8
+                                         testing::make_fact(3, "We met {} and", "Ada", "\xff")});
+  ASSERT_EQ(result.outcomes.size(), 2U);
+  for (const auto& outcome : result.outcomes) EXPECT_EQ(outcome.status, editors::FactStatus::kFailed);
+  EXPECT_TRUE(result.deltas.empty());
+  EXPECT_TRUE(at::equal(edited.editor->state().at("facts.0"), known));
 }
 
 }  // namespace latch_rounds_test
