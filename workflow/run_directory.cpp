@@ -201,7 +201,10 @@ static void require_as_begun(const nlohmann::json& now, const nlohmann::json& th
   for (const auto& [key, value] : now.items()) {
     const auto before = then.value(key, nlohmann::json());
     if (before == value || !then.contains(key)) continue;  // absent: of another version
-    if (before.is_object() && value.is_object()) require_as_begun(value, before, where);
+    if (before.is_object() && value.is_object()) {
+      require_as_begun(value, before, where);
+      continue;
+    }
     refuse({where, "\"" + key + "\" is " + value.dump().substr(0, 80) + " now",
             before.dump().substr(0, 80) + ", as when the run began",
             "give the same options, or start anew in another folder"});

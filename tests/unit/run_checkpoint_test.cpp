@@ -136,6 +136,19 @@ TEST_F(RunCheckpointTest, TakesBatchesOfItsOwnRunAlone) {
   fs::remove_all(other);
 }
 
+// Settings that a later version has beside others are no other settings.
+TEST_F(RunCheckpointTest, NamesTheSettingThatIsAnotherOne) {
+  RunCheckpoint(folder_, {{"hparams", {{"layers", {1}}, {"kl", 0.5}}}}, false).save(0, {}, {});
+  const nlohmann::json newer = {{"hparams", {{"layers", {1}}, {"kl", 0.5}, {"rounds", 2}}}};
+  EXPECT_EQ(RunCheckpoint(folder_, newer, true).load({}).size(), 1U);
+  try {
+    (void)RunCheckpoint(folder_, {{"hparams", {{"layers", {2}}, {"kl", 0.5}}}}, true);
+    ADD_FAILURE() << "other layers";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("\"layers\" is [2] now; expected [1]"), std::string::npos) << error.what();
+  }
+}
+
 TEST_F(RunCheckpointTest, KeepsWhatTheGuardReadAndWhatWasMeasured) {
   RunCheckpoint checkpoint(folder_, {{"seed", 0}}, false);
   const double infinite = std::numeric_limits<double>::infinity();
