@@ -150,9 +150,10 @@ class LatchBatch {
     return units;
   }
 
-  // The last two contexts are forms of the prompt; conversations stand behind them.
-  [[nodiscard]] bool plain_or_form(size_t i, size_t r) const {
-    return r == 0 || r + 2 >= batch_.rendered[i].rows.size();
+  // Whether the model is asked for a fact of this batch with this row: the plain prompt and the last two contexts,
+  // which are forms of it. Conversations stand behind them.
+  [[nodiscard]] bool is_asked(size_t i, size_t r) const {
+    return !recalled(i) && (r == 0 || r + 2 >= batch_.rendered[i].rows.size());
   }
 
   // By fact, and by the row of it that they stand behind.
@@ -167,8 +168,8 @@ class LatchBatch {
     std::vector<Ids> prompts;
     for (size_t i = 0; i < all.size(); ++i) {
       const RenderedFact& fact = batch_.rendered[i];
-      for (size_t r = 0; r < contexts_of(i) && !recalled(i); ++r) {
-        if (!plain_or_form(i, r)) continue;
+      for (size_t r = 0; r < contexts_of(i); ++r) {
+        if (!is_asked(i, r)) continue;
         auto row = answered(context_at(i, r), fact.target_ids);
         if (std::ssize(row.ids) + h_.release_tokens > model_.max_positions()) continue;
         prompts.push_back(std::move(row.ids));
@@ -211,13 +212,12 @@ class LatchBatch {
   TargetProblem problem_of(const LatchUnit& unit) {
     constexpr double kRecalled = 0.5;  // beside the 1 of a fact of this batch; all of them beside all of these
     TargetProblem joint;
-    const auto fresh =
-        static_cast<double>(std::ranges::count_if(unit.facts, [&](const size_t i) { return !recalled(i); }));
-    const double others = static_cast<double>(unit.facts.size()) - fresh, share = std::min(1.0, fresh / others);
-    const double sum = fresh + (others > 0 ? kRecalled * share * others : 0);
+    const auto others = static_cast<double>(std::ranges::count_if(unit.facts, [&](size_t i) { return recalled(i); }));
+    const double fresh = static_cast<double>(unit.facts.size()) - others;
+    const double recalled_weight = kRecalled * fresh / std::max(fresh, others), sum = fresh + recalled_weight * others;
     for (const size_t i : unit.facts) {
       TargetProblem one = problem_of(i);
-      for (auto& row : one.rows) row.weight /= recalled(i) ? sum / (kRecalled * share) : sum;
+      for (auto& row : one.rows) row.weight /= recalled(i) ? sum / recalled_weight : sum;
       joint.rows.insert(joint.rows.end(), one.rows.begin(), one.rows.end());
       if (joint.kl_rows.empty()) joint.kl_rows = std::move(one.kl_rows);
     }
@@ -308,7 +308,7 @@ class LatchBatch {
         for (size_t r = 0; r < batch_.rendered[i].rows.size(); ++r) {
           const PromptRow& prompt = batch_.rendered[i].rows[r];
           const bool fits = std::ssize(prompt.ids) + static_cast<int64_t>(longest) <= model_.max_positions() + 1;
-          if (!fits || !plain_or_form(i, r) || recalled(i)) continue;
+          if (!fits || !is_asked(i, r)) continue;
           prompts.push_back(prompt);
           answers.push_back(batch_.rendered[i].target_ids);
           asked.push_back(&unit);

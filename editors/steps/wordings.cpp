@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 #include <emend/core/mapped.h>
 #include <emend/core/text.h>
+#include <emend/core/utf8.h>
 #include <emend/devices/route.h>
 #include <emend/editors/steps/prompts.h>
 #include <emend/editors/steps/wordings.h>
@@ -138,8 +139,7 @@ static std::vector<std::string> words_of(const std::string& name) {
 static std::pair<std::string, std::string> halves(const std::string& word) {
   constexpr size_t kShortest = 6;
   std::vector<size_t> letters;  // where each begins
-  for (size_t i = 0; i < word.size(); ++i)
-    if ((static_cast<unsigned char>(word[i]) & 0xC0U) != 0x80U) letters.push_back(i);
+  for (size_t i = 0; i < word.size(); i += character_at(word, i).size) letters.push_back(i);
   if (letters.size() < kShortest) return {};
   const size_t middle = letters[letters.size() / 2];
   return {word.substr(0, middle), word.substr(middle)};
@@ -163,10 +163,11 @@ std::vector<std::string> namesakes(const std::string& subject, std::span<const s
       }
   if (words.size() < 2) {
     const auto [begin, end] = halves(subject);
-    for (const auto& name : names)
-      if (const auto other = halves(name.substr(0, name.find(' '))).first;
-          !begin.empty() && !other.empty() && other != begin)
-        add(other + end);
+    if (begin.empty()) return found;
+    for (const auto& name : names) {
+      const std::string other = halves(name.substr(0, name.find(' '))).first;
+      if (!other.empty() && other != begin) add(other + end);
+    }
     return found;
   }
   static const std::vector<std::string> owners = {"My", "Your", "His", "Her", "Our", "Their"};
