@@ -112,6 +112,9 @@ class Editor {
   /// model; reset() takes them out. Empty for editors that change weights.
   [[nodiscard]] virtual std::vector<RuntimePart> runtime() const { return {}; }
 
+  /// What a pack of the edits so far is to say besides (EditPack::extra), an object; nothing by default.
+  [[nodiscard]] virtual nlohmann::json extra() const { return nlohmann::json::object(); }
+
   /// What is to stand in front of a prompt while the edits are in force: IKE tells the facts there.
   [[nodiscard]] virtual std::string prefix(std::string_view prompt) const {
     (void)prompt;

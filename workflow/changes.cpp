@@ -2,6 +2,7 @@
 #include <emend/core/error.h>
 #include <emend/core/sha256.h>
 #include <emend/devices/route.h>
+#include <emend/editors/packs/neurons_apart.h>
 #include <emend/editors/steps/apply.h>
 #include <emend/workflow/changes.h>
 
@@ -23,8 +24,8 @@ struct Changes::Order {
   };
   std::vector<Step> steps;
   std::vector<Changes*> parties;
-  std::set<std::string> packs;  // in force
-  bool kept = false;            // changes of a party that has ended
+  std::map<std::string, editors::EditPack> packs;  // in force, by what tells packs apart
+  bool kept = false;                               // changes of a party that has ended
   int64_t next = 0;
 
   [[nodiscard]] bool holds_others_than(const Changes* own) const;  // changes or packs of other parties
@@ -104,13 +105,20 @@ void Changes::put_in(const editors::EditPack& pack, const editors::ApplyPackOpti
   if (order_->packs.contains(id) || std::ranges::any_of(order_->parties, holds))
     refuse({where, "the edit " + (pack.id.empty() ? id.substr(0, 12) : pack.id) + " is already in force in this model",
             "another pack", "revert it first, or undo the session that made it"});
-  transaction_ = editors::apply_pack(transaction_->model(), pack, options);
-  order_->packs.insert(pack_ = std::move(id));
-  wrote(pack.deltas);
+  std::vector<editors::NamedPack> all;
+  for (const auto& [other, there] : order_->packs) all.push_back({other, there});
+  for (const Changes* party : order_->parties)
+    for (const auto& [other, there] : party->made_)
+      if (!party->since_.empty()) all.push_back({other, there});
+  all.push_back({where, pack});
+  editors::move_apart(all, editors::originals_of(transaction_->model().checkpoint()));
+  transaction_ = editors::apply_pack(transaction_->model(), all.back().pack, options);
+  wrote(all.back().pack.deltas);
+  order_->packs.emplace(pack_ = std::move(id), std::move(all.back().pack));
 }
 
 void Changes::made(const editors::EditPack& pack) {
-  if (!pack.deltas.empty()) made_.insert(identity(pack));  // what lies beside the weights may act twice
+  if (!pack.deltas.empty()) made_.emplace(identity(pack), pack);  // what lies beside the weights may act twice
 }
 
 // What was kept and not changed, or put back, is no change.

@@ -1,4 +1,5 @@
 #include <emend/editors/packs/ledger.h>
+#include <emend/editors/packs/neurons_apart.h>
 #include <emend/workflow/packs.h>
 
 namespace emend::workflow {
@@ -31,6 +32,7 @@ std::vector<editors::NamedPack> Packs::load(const models::Checkpoint& checkpoint
       if (other.pack.id != pack.id) here.edits.push_back(other.pack.id);
     editors::require_base(pack, fingerprint, options, name, here);
   }
+  editors::move_apart(all, editors::originals_of(checkpoint));
   std::vector<editors::NamedPack> accepted(added.begin(), added.end());
   for (auto& [name, pack] : accepted) {  // one of another model is this one's from here on
     const auto& own = lineage.base.empty() ? fingerprint : lineage.base;

@@ -338,6 +338,7 @@ editors::EditPack Session::pack() {
     }
   auto pack = editors::EditPack::from_results(model_, std::span<const Batch>(&whole, 1), written);
   pack.runtime = editor_->runtime();
+  pack.extra.update(editor_->extra());
   if (at::isReducedFloatingType(model_.dtype())) {
     pack.extra["dtype"] = c10::toString(model_.dtype());
     pack.extra["survived"] = survived_by_weight(results_);

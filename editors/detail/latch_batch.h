@@ -38,6 +38,7 @@ struct LayerMemory {
   // [D] what entered the MLP at the subjects' (or answers') last tokens and at the ends of prompts, float32, host
   std::vector<at::Tensor> seen;
   std::vector<int64_t> whose;  // a number for each of these
+  std::vector<int64_t> spare;  // neurons that the last batch would have taken next
 };
 
 /// What the editor lends to a batch.

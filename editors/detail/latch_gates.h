@@ -43,9 +43,6 @@ class LatchRoom {
   std::vector<Layer> layers_;
 };
 
-/// By which memory knows that a subject has come again.
-[[nodiscard]] int64_t subject_number(const std::string& subject);
-
 /// What a layer's gates learn from.
 struct LatchRows {
   const TextPass& text;

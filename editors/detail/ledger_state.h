@@ -37,6 +37,7 @@ struct FolderWeights {
 /// A pack names weights as its model had them: a folder may carry or lack the family's base prefix, and store a tied
 /// head beside the embedding, which has to change with that.
 void respell(EditPack& pack, const FolderWeights& weights);
+/// Packs in force as they were applied, moved apart. Throws what kept_pack and open_originals throw.
 [[nodiscard]] std::vector<NamedPack> load_packs(const std::filesystem::path& ledger, const Lineage& lineage);
 
 }  // namespace emend::editors::detail

@@ -34,8 +34,9 @@
 #include <emend/devices/route.h>
 #include <emend/editors/detail/json_memory.h>
 #include <emend/editors/detail/latch_batch.h>
-#include <emend/editors/detail/latch_gates.h>
+#include <emend/editors/detail/latch_memory.h>
 #include <emend/editors/detail/statistics_parts.h>
+#include <emend/editors/packs/neurons_apart.h>
 #include <emend/editors/steps/statistics.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
@@ -52,7 +53,7 @@ namespace emend::editors {
 namespace {
 
 using Ids = std::vector<int64_t>;
-using detail::LatchHparams, detail::LayerMemory;
+using detail::LatchHparams, detail::LayerMemory, detail::LatchMemory, detail::KeptFact;
 
 const hparams::Schema<LatchHparams>& latch_schema() {
   using H = LatchHparams;
@@ -147,12 +148,17 @@ std::vector<std::string> lead_ins(const models::Model& model, std::span<const Id
 class LatchEditor final : public NamedEditor {
  public:
   LatchEditor(LatchHparams hparams, const RecipeInputs& in)
-      : NamedEditor(in), h_(std::move(hparams)), layers_(h_.all_layers()), memory_(layers_.size()) {}
+      : NamedEditor(in), h_(std::move(hparams)), layers_(h_.all_layers()), memory_(fresh_memory()) {}
 
   EditResult edit(models::Model& model, std::span<const datasets::Fact> facts, const EditContext& context) override {
     const at::NoGradGuard no_grad;
     EditResult result{.editor = name(), .hparams = hparams(), .engine = context.engine, .seed = context.seed};
     if (facts.empty()) return result;
+    if (memory_.empty()) {
+      const PhaseTimer timer(result, "statistics");
+      if (!of_folder_) of_folder_ = detail::memory_of_edits(h_, model, context);
+      memory_ = *of_folder_;
+    }
     {
       const PhaseTimer timer(result, "statistics");
       read_text(model, facts, context);
@@ -187,38 +193,49 @@ class LatchEditor final : public NamedEditor {
           passes_[place] = {found->second.at("inputs"), found->second.at("energy")};
       return passes_;
     };
-    std::vector<LayerMemory> memory = memory_;
+    std::vector<LayerMemory> memory = memory_.layers;
     detail::edit_latch_batch(h_, memory, {text_, read, {split, leads.end()}, *result.contexts}, model,
                              with_earlier(facts), facts.size(), context, result);
-    memory_ = std::move(memory);
-    remember(facts, result.outcomes);
+    memory_.layers = std::move(memory);
+    for (size_t i = 0; i < facts.size(); ++i)
+      if (result.outcomes[i].status != FactStatus::kFailed)
+        memory_.add({facts[i].subject, facts[i].prompt, facts[i].target_new});
     return result;
   }
 
   void reset() override {
-    memory_.assign(layers_.size(), {});
-    earlier_.clear();
+    memory_ = fresh_memory();
     passes_.clear();
     text_.clear();
     talk_ = 0;
     crowded_ = false;
   }
 
+  // So that packs made apart can be put together (neurons_apart.h).
+  [[nodiscard]] nlohmann::json extra() const override {
+    auto spare = nlohmann::json::object();
+    for (size_t place = 0; place < layers_.size(); ++place)
+      if (const auto& places = memory_.layers[place].spare; !places.empty())
+        spare[std::to_string(layers_[place])] = places;
+    return {{kNeuronsToSpare, spare}};
+  }
+
   [[nodiscard]] std::map<std::string, at::Tensor> state() const override {
     std::map<std::string, at::Tensor> state;
-    for (size_t place = 0; place < memory_.size(); ++place) {
-      const LayerMemory& memory = memory_[place];
+    for (size_t place = 0; place < layers_.size(); ++place) {
+      const LayerMemory& memory = memory_.layers[place];
       if (memory.whose.empty()) continue;
       const std::string suffix = "." + std::to_string(place);
       state["used" + suffix] = at::tensor(Ids(memory.used.begin(), memory.used.end()), at::kLong);
       state["seen" + suffix] = at::stack(memory.seen);
       state["whose" + suffix] = at::tensor(memory.whose, at::kLong);
+      if (!memory.spare.empty()) state["spare" + suffix] = at::tensor(memory.spare, at::kLong);
     }
     for (const auto& [place, pass] : passes_) {
       state["inputs." + std::to_string(place)] = devices::to_host(pass.inputs_ND);
       state["energy." + std::to_string(place)] = devices::to_host(pass.energy_F);
     }
-    if (!earlier_.empty()) state["facts.0"] = detail::bytes_of(earlier_);
+    if (!memory_.facts.empty()) state["facts.0"] = detail::bytes_of(memory_.facts);
     if (crowded_) state["crowded.0"] = at::ones({1}, at::kLong);
     if (!text_.empty()) state["talk.0"] = at::full({1}, static_cast<int64_t>(talk_), at::kLong);
     for (size_t r = 0; r < text_.size(); ++r) state["text." + std::to_string(r)] = at::tensor(text_[r], at::kLong);
@@ -233,7 +250,7 @@ class LatchEditor final : public NamedEditor {
       const std::string kind = name.substr(0, dot);
       size_t place = 0;
       const auto [end, error] = std::from_chars(name.data() + dot + 1, name.data() + name.size(), place);
-      if (error != std::errc() || end != name.data() + name.size() || (kind != "text" && place >= memory_.size()))
+      if (error != std::errc() || end != name.data() + name.size() || (kind != "text" && place >= layers_.size()))
         throw Error(ErrorClass::kCorruption,
                     {"memory of " + this->name(), name, "what an edit of these layers kept", ""});
       if (kind == "crowded") crowded_ = true;
@@ -241,11 +258,12 @@ class LatchEditor final : public NamedEditor {
       if (kind == "text") rows[place] = numbers(value);
       if (kind == "inputs") passes_[place].inputs_ND = value.clone();
       if (kind == "energy") passes_[place].energy_F = value.clone();
-      if (kind == "whose") memory_[place].whose = numbers(value);
-      if (kind == "seen") memory_[place].seen = value.clone().unbind(0);
-      if (kind == "facts") earlier_ = kept_facts(value);
+      if (kind == "whose") memory_.layers[place].whose = numbers(value);
+      if (kind == "spare") memory_.layers[place].spare = numbers(value);
+      if (kind == "seen") memory_.layers[place].seen = value.clone().unbind(0);
+      if (kind == "facts") memory_.facts = kept_facts(value);
       if (kind == "used")
-        for (const int64_t neuron : numbers(value)) memory_[place].used.insert(neuron);
+        for (const int64_t neuron : numbers(value)) memory_.layers[place].used.insert(neuron);
     }
     for (auto& [r, row] : rows) text_.push_back(std::move(row));
     if (!state.contains("talk.0")) talk_ = text_.size();  // of a version that read no talk
@@ -254,7 +272,7 @@ class LatchEditor final : public NamedEditor {
   }
 
  private:
-  using Kept = std::array<std::string, 3>;  // of a fact: subject, prompt, answer
+  [[nodiscard]] LatchMemory fresh_memory() const { return {std::vector<LayerMemory>(layers_.size()), {}}; }
 
   [[nodiscard]] std::string what_is_kept(const models::Model& reader) const {
     const std::string by =
@@ -264,7 +282,7 @@ class LatchEditor final : public NamedEditor {
 
   // A gate that opens where it should not does little harm alone and much among thousands: then more text is read.
   void read_text(const models::Model& model, std::span<const datasets::Fact> facts, const EditContext& context) {
-    const Ids& earlier = memory_.front().whose;
+    const Ids& earlier = memory_.layers.front().whose;
     std::set<int64_t> subjects(earlier.begin(), earlier.end());
     for (const auto& fact : facts) subjects.insert(detail::subject_number(fact.subject));
     const bool crowded = std::ssize(subjects) >= h_.crowd;
@@ -278,15 +296,10 @@ class LatchEditor final : public NamedEditor {
     crowded_ = crowded;
   }
 
-  [[nodiscard]] std::vector<Kept> kept_facts(const at::Tensor& bytes) const try {
-    return detail::json_of(bytes).get<std::vector<Kept>>();
+  [[nodiscard]] std::vector<KeptFact> kept_facts(const at::Tensor& bytes) const try {
+    return detail::json_of(bytes).get<std::vector<KeptFact>>();
   } catch (const nlohmann::json::exception& error) {
     throw Error(ErrorClass::kCorruption, {"memory of " + name(), error.what(), "the facts of earlier batches", ""});
-  }
-
-  // The same subject and prompt.
-  static auto replaces(const Kept& old) {
-    return [&old](const datasets::Fact& fact) { return fact.subject == old[0] && fact.prompt == old[1]; };
   }
 
   // The facts, and behind them the last ones that earlier batches wrote of the same subjects and that they do not
@@ -295,23 +308,16 @@ class LatchEditor final : public NamedEditor {
     constexpr int kMostRecalled = 8;  // of a subject
     std::vector<datasets::Fact> all(facts.begin(), facts.end());
     std::map<std::string, int> count;
-    for (const auto& old : earlier_ | std::views::reverse) {
+    for (const auto& old : memory_.facts | std::views::reverse) {
       const bool again = std::ranges::find(facts, old[0], &datasets::Fact::subject) != facts.end();
-      if (!again || std::ranges::any_of(facts, replaces(old)) || count[old[0]]++ == kMostRecalled) continue;
+      const auto replaces = [&](const datasets::Fact& fact) { return fact.subject == old[0] && fact.prompt == old[1]; };
+      if (!again || std::ranges::any_of(facts, replaces) || count[old[0]]++ == kMostRecalled) continue;
       datasets::Fact& fact = all.emplace_back();
       fact.subject = old[0];
       fact.prompt = old[1];
       fact.target_new = old[2];
     }
     return all;
-  }
-
-  void remember(std::span<const datasets::Fact> facts, std::span<const FactOutcome> outcomes) {
-    for (size_t i = 0; i < facts.size(); ++i) {
-      if (outcomes[i].status == FactStatus::kFailed) continue;
-      std::erase_if(earlier_, [&](const Kept& old) { return replaces(old)(facts[i]); });
-      earlier_.push_back({facts[i].subject, facts[i].prompt, facts[i].target_new});
-    }
   }
 
   static Ids numbers(const at::Tensor& x) {
@@ -328,12 +334,12 @@ class LatchEditor final : public NamedEditor {
 
   LatchHparams h_;
   std::vector<int64_t> layers_;
-  std::vector<LayerMemory> memory_;
-  std::vector<Kept> earlier_;          // the facts that were written
-  std::vector<Ids> text_;              // that of the statistics, then talk
-  size_t talk_ = 0;                    // its first row
-  bool crowded_ = false;               // the text is that for gates among many others
-  std::map<size_t, TextPass> passes_;  // by the layer's place
+  LatchMemory memory_;
+  std::optional<LatchMemory> of_folder_;  // what was in force in it before the first batch, once it is needed
+  std::vector<Ids> text_;                 // that of the statistics, then talk
+  size_t talk_ = 0;                       // its first row
+  bool crowded_ = false;                  // the text is that for gates among many others
+  std::map<size_t, TextPass> passes_;     // by the layer's place
 };
 
 std::unique_ptr<Editor> new_latch(const LatchHparams& h, const RecipeInputs& in) {

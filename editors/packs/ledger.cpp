@@ -9,6 +9,7 @@
 #include <emend/core/text.h>
 #include <emend/editors/detail/ledger_state.h>
 #include <emend/editors/packs/ledger.h>
+#include <emend/editors/packs/neurons_apart.h>
 #include <emend/models/checkpoint.h>
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -18,9 +19,8 @@
 
 namespace emend::editors {
 
-using detail::kept_pack, detail::load_packs, detail::open_originals, detail::read_state, detail::respell,
-    detail::StoredState;
 using detail::kFolder, detail::kOriginals, detail::kState;
+using detail::load_packs, detail::open_originals, detail::read_state, detail::respell, detail::StoredState;
 
 namespace {
 
@@ -276,8 +276,16 @@ std::vector<std::string> Ledger::apply(const std::vector<std::filesystem::path>&
     respell(pack, there);
     require_base(pack, base_, options, path.string(), here);
     pack.rebase(base_);
-    entries.push_back(examine(pack));
     here.edits.push_back(pack.id);
+  }
+  const auto edited = weights_of(active_, known_);
+  move_apart(all, [&, kept = originals_in(ledger_ / kOriginals)](const std::string& weight) -> at::Tensor {
+    if (edited.contains(weight)) return kept(weight);
+    const auto file = there.files.find(weight);
+    return file == there.files.end() ? at::Tensor() : SafetensorsFile(file->second).tensor(weight);
+  });
+  for (const auto& [name, pack] : std::span(all).subspan(before)) {
+    entries.push_back(examine(pack));
     for (const auto& delta : pack.deltas) weights.insert(delta.weight);
   }
   require_together(all, before, options.allow_conflicts, folder_.string(),
@@ -432,14 +440,13 @@ std::map<std::filesystem::path, std::map<std::string, at::Tensor>> Ledger::rebui
   std::map<std::string, at::Tensor> values;
   for (const auto& weight : weights) values[weight] = originals.tensor(weight);
   const detail::FolderWeights there(folder_);
-  for (const auto& id : active) {
-    EditPack pack = kept_pack(ledger_, id);
+  for (auto& [name, pack] : load_packs(ledger_, {base_, active})) {
     respell(pack, there);
     for (const auto& delta : pack.deltas) {
       const auto value = values.find(delta.weight);
       if (value == values.end())
         throw Error(ErrorClass::kCorruption,
-                    {(ledger_ / kState).string(), "no weight \"" + delta.weight + "\" of " + id,
+                    {(ledger_ / kState).string(), "no weight \"" + delta.weight + "\" of " + pack.id,
                      "every weight that its pack changes", "put the ledger's file back"});
       value->second = add_delta(value->second, delta, folder_);
     }

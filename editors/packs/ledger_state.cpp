@@ -6,6 +6,7 @@
 #include <emend/core/sha256.h>
 #include <emend/core/text.h>
 #include <emend/editors/detail/ledger_state.h>
+#include <emend/editors/packs/neurons_apart.h>
 #include <emend/models/checkpoint.h>
 #include <emend/models/config.h>
 #include <emend/models/gguf/gguf_file.h>
@@ -170,6 +171,7 @@ std::vector<NamedPack> load_packs(const std::filesystem::path& ledger, const Lin
     packs.push_back({"edit " + id, kept_pack(ledger, id)});
     packs.back().pack.rebase(lineage.base);
   }
+  if (packs.size() > 1) move_apart(packs, originals_in(ledger / kOriginals));
   return packs;
 }
 

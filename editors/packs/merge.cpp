@@ -5,6 +5,7 @@
 #include <emend/core/text.h>
 #include <emend/datasets/lint.h>
 #include <emend/editors/packs/merge.h>
+#include <emend/editors/packs/neurons_apart.h>
 
 #include <algorithm>
 #include <numeric>
@@ -83,11 +84,29 @@ class PairCheck {
       const WeightDelta& other = *found->second;
       if (delta.shape() != other.shape() || delta.orientation != other.orientation)
         add(ConflictKind::kWeight, delta.weight + " has two shapes or orientations");
-      else if (!delta.low_rank() && !other.low_rank() && !one_on_the_other())
+      else if (changed_by_both(delta, other) && !one_on_the_other())
         add(ConflictKind::kOverlap, delta.weight + " is changed as a whole by both");
+      else if (const std::string both = neurons_of_both(delta, other); !both.empty() && !one_on_the_other())
+        add(ConflictKind::kOverlap, both);
       else if (ablated_twice(delta, other) && !one_on_the_other())
         add(ConflictKind::kOverlap, delta.weight + " loses one direction twice, which would turn it round");
     }
+  }
+
+  // Dense changes that have an entry in common.
+  static bool changed_by_both(const WeightDelta& delta, const WeightDelta& other) {
+    return !delta.low_rank() && !other.low_rank() &&
+           (delta.dense_DF != 0).logical_and_(other.dense_DF != 0).any().item<bool>();
+  }
+
+  // Each writes whole neurons.
+  static std::string neurons_of_both(const WeightDelta& delta, const WeightDelta& other) {
+    const auto own = taken_neurons(delta), there = taken_neurons(other);
+    std::vector<int64_t> both;
+    std::ranges::set_intersection(own, there, std::back_inserter(both));
+    if (both.empty()) return "";
+    return counted(both.size(), "neuron") + " of " + delta.weight + (both.size() == 1 ? " is" : " are") +
+           " written by both, the first " + std::to_string(both.front());
   }
 
   // Each takes the part of the stored weight along its directions away.
@@ -285,8 +304,9 @@ Merge merge_packs(std::span<const NamedPack> packs, OnConflict on_conflict) {
   merge.used = choose(packs, merge.conflicts, on_conflict);
   if (on_conflict == OnConflict::kFail || on_conflict == OnConflict::kSum)
     require_no_conflicts(merge.conflicts, packs, on_conflict == OnConflict::kSum, "merge",
-                         setting("on_conflict", "first") + " or last leaves packs out, " + setting("allow_conflicts") +
-                             " adds them all the same");
+                         setting("model", "MODEL") + " moves neurons that both write; " +
+                             setting("on_conflict", "first") + " or last leaves packs out, " +
+                             setting("allow_conflicts") + " adds them all the same");
 
   const auto chosen = mapped(merge.used, [&](const size_t i) { return &packs[i].pack; });
   EditPack& all = merge.pack;
@@ -301,10 +321,12 @@ Merge merge_packs(std::span<const NamedPack> packs, OnConflict on_conflict) {
     all.facts.insert(all.facts.end(), chosen[i]->facts.begin(), chosen[i]->facts.end());
     all.runtime.insert(all.runtime.end(), chosen[i]->runtime.begin(), chosen[i]->runtime.end());
   }
-  const auto room = all.extra.find("spare_neurons");  // parts have one base, and so one room
-  const nlohmann::json spare = room == all.extra.end() ? nlohmann::json() : *room;
-  if (packs.size() > 1) all.extra = provenance(packs, merge);
-  if (!spare.is_null()) all.extra["spare_neurons"] = spare;
+  if (packs.size() > 1) {
+    all.extra = provenance(packs, merge);
+    for (const EditPack* pack : chosen)  // parts have one base, and so one room
+      for (const char* key : {"spare_neurons", kNeuronsToSpare})
+        if (const auto found = pack->extra.find(key); found != pack->extra.end()) all.extra[key] = *found;
+  }
   merge_weights(chosen, merge);
   return merge;
 }

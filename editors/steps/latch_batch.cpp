@@ -8,6 +8,7 @@
 #include <emend/devices/route.h>
 #include <emend/editors/detail/latch_batch.h>
 #include <emend/editors/detail/latch_gates.h>
+#include <emend/editors/detail/latch_memory.h>
 #include <emend/editors/detail/latch_prompts.h>
 #include <emend/editors/steps/chat_rows.h>
 #include <emend/editors/steps/continuations.h>
@@ -67,21 +68,13 @@ class LatchBatch {
     if (!h_.release_layers.empty()) release(released, after);
     int64_t round = 1;
     while (round < h_.rounds && again(subjects)) ++round;
-    for (const Written& stage : written_) remember(stage);
+    for (const Written& stage : written_) remember(h_, stage, model_, context_, memory_);
     context_.cancel.check("insert");
     result_.outcomes.resize(fresh_);
     transaction_.commit();
   }
 
  private:
-  using Places = std::pair<size_t, size_t>;  // of layers, half open: `layers`, then `release_layers`
-  // What later batches shall know of a stage.
-  struct Written {
-    Places places;
-    std::vector<PromptRow> plain;
-    std::vector<int64_t> whose;
-  };
-
   // The model as it was when its weights were last read: what writes the texts that the edit needs and runs prompts.
   [[nodiscard]] const models::Model& reader() const { return copy_ ? *copy_ : model_; }
 
@@ -374,7 +367,7 @@ class LatchBatch {
     }
   }
 
-  void insert(Places stage) {
+  void insert(std::pair<size_t, size_t> stage) {
     const PhaseTimer timer(result_, "insert");
     prompts_ = gate_prompts(h_, {facts_, batch_, chats_}, texts_, reader(), context_, units_);
     if (units_.empty()) return;
@@ -417,21 +410,6 @@ class LatchBatch {
                                solve_home(model_, model_.edit_site(layer)), devices::Purpose::kKeys);
   }
 
-  // Later batches keep their gates shut at these subjects (or answers) and ends of prompts, in whichever layer they
-  // are.
-  void remember(const Written& written) {
-    const auto [begin, end] = written.places;
-    if (written.plain.empty()) return;
-    std::vector<hooks::SiteRef> sites;
-    for (size_t place = begin; place < end; ++place) sites.push_back({hooks::Site::kMlpIn, layer_at(place)});
-    const auto inputs = collect_at_lookup(model_, written.plain, sites, context_);
-    for (size_t place = begin; place < end; ++place) {
-      for (const auto& row : devices::to_host(inputs[place - begin].to(at::kFloat)).unbind(0))
-        memory_[place].seen.push_back(row.clone());
-      memory_[place].whose.insert(memory_[place].whose.end(), written.whose.begin(), written.whose.end());
-    }
-  }
-
   // The facts fail; a release is left out.
   void stays_shut(LatchUnit& unit) {
     unit.target.status = FactStatus::kFailed;
@@ -460,7 +438,12 @@ class LatchBatch {
       if (weights.gated()) readers.insert(readers.end(), gate.opens_D.size(), gate.reads_D);
     }
     if (gates.empty()) return;
-    const Ids places = spare_neurons(model_, weights, pass, gates.size(), memory.used);
+    constexpr size_t kLeast = 256;
+    const size_t more = std::max(kLeast, 2 * (memory.used.size() + gates.size()));
+    Ids places = spare_neurons(model_, weights, pass, gates.size(), more, memory.used);
+    const auto taken_end = places.begin() + std::ssize(gates);
+    memory.spare.assign(taken_end, places.end());
+    places.erase(taken_end, places.end());
     const at::Tensor gate_ED = at::stack(gates);
     const at::Tensor up_ED = weights.gated() ? at::stack(readers) : gate_ED;
     write_neurons(weights, {places, gate_ED, up_ED, at::stack(columns, 1)}, transaction_, result_);

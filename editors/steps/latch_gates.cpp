@@ -1,8 +1,8 @@
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
-#include <emend/core/sha256.h>
 #include <emend/devices/route.h>
 #include <emend/editors/detail/latch_gates.h>
+#include <emend/editors/detail/latch_memory.h>
 #include <emend/models/config.h>
 #include <emend/models/products.h>
 #include <emend/models/side_by_side.h>
@@ -106,10 +106,6 @@ size_t LatchRoom::take(size_t begin, size_t end, size_t neurons) {
   best->vacant -= std::min(best->vacant, neurons);
   best->used += neurons;
   return static_cast<size_t>(best - layers_.begin());
-}
-
-int64_t subject_number(const std::string& subject) {
-  return static_cast<int64_t>(std::stoull(sha256_hex(subject).substr(0, 15), nullptr, 16));
 }
 
 std::vector<LatchGate> find_gates(const LatchHparams& hparams, const LatchTexts& texts, const models::Model& model,

@@ -110,7 +110,7 @@ std::vector<int64_t> vacant_neurons(const models::Model& model, const MlpWeights
 }
 
 std::vector<int64_t> spare_neurons(const models::Model& model, const MlpWeights& weights, const TextPass& pass,
-                                   size_t count, const std::set<int64_t>& used) {
+                                   size_t count, size_t more, const std::set<int64_t>& used) {
   constexpr double kRare = 1e-3;
   const at::Tensor norm_F = oriented(model, weights.down).to(at::kDouble).square().sum(0);
   const at::Tensor share_F =
@@ -119,9 +119,9 @@ std::vector<int64_t> spare_neurons(const models::Model& model, const MlpWeights&
   const at::Tensor order = share_F.argsort();
   std::vector<int64_t> places = vacant_neurons(model, weights);
   std::erase_if(places, [&](int64_t j) { return used.contains(j); });
-  places.resize(std::min(places.size(), count));
+  places.resize(std::min(places.size(), count + more));
   const std::set<int64_t> vacant(places.begin(), places.end());
-  for (int64_t k = 0; k < order.numel() && places.size() < count; ++k) {
+  for (int64_t k = 0; k < order.numel() && places.size() < count + more; ++k) {
     const int64_t j = order[k].item<int64_t>();
     if (share_F[j].item<double>() >= least && !used.contains(j) && !vacant.contains(j)) places.push_back(j);
   }

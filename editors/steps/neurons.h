@@ -40,11 +40,13 @@ struct TextPass {
 /// Neurons that are zero and may be used without any loss: those that `emend convert --spare-neurons` added.
 [[nodiscard]] std::vector<int64_t> vacant_neurons(const models::Model& model, const MlpWeights& weights);
 
-/// `count` neurons: vacant ones first, then those that contribute least on the text (E[a²]·‖column of W_down‖²),
-/// without those of `used`. What hardly ever moves (a thousandth of the median) is left alone: it may hold an earlier
-/// edit, or something else that is rare. Throws Error(kInvalidArgument) if there are not as many.
+/// `count` neurons, and behind them the next ones, `more` or as many as there are: vacant ones first, then those that
+/// contribute least on the text (E[a²]·‖column of W_down‖²), without those of `used`. What hardly ever moves (a
+/// thousandth of the median) is left alone: it may hold an earlier edit, or something else that is rare. Throws
+/// Error(kInvalidArgument) if there are not as many.
 [[nodiscard]] std::vector<int64_t> spare_neurons(const models::Model& model, const MlpWeights& weights,
-                                                 const TextPass& pass, size_t count, const std::set<int64_t>& used);
+                                                 const TextPass& pass, size_t count, size_t more,
+                                                 const std::set<int64_t>& used);
 
 /// Whole new rows and columns of neurons.
 struct NewNeurons {

@@ -58,6 +58,34 @@ TEST_F(EditSharing, AMergedPackIsAppliedAndTakenBack) {
                {"--force"});
 }
 
+// Made apart, both take the neurons that the model misses least.
+TEST_F(EditSharing, PacksOfWholeNeuronsAreMovedApart) {
+  write_file(folder_ / "hparams.yaml",
+             "layers: [1]\ntext_tokens: 512\nv_num_grad_steps: 2\nwordings: 0\nlookalikes: 0\nroom: 1\nrounds: 1\n");
+  edit_one("anna", "The Eiffel Tower", "Rome", {"--editor", "latch"});
+  edit_one("ben", "The Colosseum", "Oslo", {"--editor", "latch"});
+  const std::vector<std::string> merge = {"merge", pack("anna"), pack("ben"), "--out", path("team.safetensors")};
+  expect_ended(run_program("emend", merge), 2,
+               {"overlap", "2 neurons of model.layers.1.mlp.down_proj.weight are written by both", "--model"});
+  auto named = merge;
+  named.insert(named.end(), {"--model", path("model")});
+  EXPECT_TRUE(run(named)["conflicts"].empty());
+  (void)run({"apply", path("team.safetensors"), "--model", path("model"), "--out", path("together")});
+  (void)run({"apply", pack("anna"), pack("ben"), "--model", path("model"), "--out", path("at_once")});
+  (void)run({"apply", pack("anna"), "--model", path("model"), "--out", path("in_turn")});
+  (void)run({"apply", pack("ben"), "--model", path("in_turn")});
+  (void)run({"export", pack("anna"), pack("ben"), "--model", path("model"), "--to", "gguf", "--type", "F32", "--out",
+             path("both.gguf")});
+  const auto neurons = [&](const std::string& model) {  // that differ from the unedited model's
+    return (weight(model) != weight("model")).any(0).sum().item<int64_t>();
+  };
+  EXPECT_EQ(neurons("together"), 4);
+  for (const char* other : {"at_once", "in_turn", "both.gguf"})
+    EXPECT_LT((weight(other) - weight("together")).abs().max().item<double>(), 1e-6) << other;
+  (void)run({"revert", pack("anna"), "--model", path("in_turn")});
+  EXPECT_EQ(neurons("in_turn"), 2);
+}
+
 TEST_F(EditSharing, EditsOfAGgufFileAreNotForgotten) {
   edit_one("anna", "The Eiffel Tower", "Rome");
   edit_one("ben", "The Colosseum", "Oslo");

@@ -166,10 +166,14 @@ TEST(LatchBatches, WhatWasWrittenOfASubjectHoldsWhenItComesAgain) {
     EXPECT_EQ((releases != edited.weight(3, "gate")).any(1).sum().item<int64_t>(), 1) << "the other has a release";
     return nll(edited.model, earlier) - before;
   };
-  const auto other = testing::make_fact(2, "We met {} and", "Ada", "Bonn");
-  const double lost = forgot(other, false);
-  EXPECT_GT(lost, 0.1);
-  EXPECT_LT(forgot(other, true), 0.5 * lost);
+  double lost = 0, lost_with_memory = 0;  // of several: on a model of random numbers one alone says little
+  for (const char* prompt : {"We met {} and", "{} speaks", "The home of {} is", "In winter {} goes to"}) {
+    const auto other = testing::make_fact(2, prompt, "Ada", "Bonn");
+    lost += forgot(other, false);
+    lost_with_memory += forgot(other, true);
+  }
+  EXPECT_GT(lost, 0.4);
+  EXPECT_LT(lost_with_memory, 0.7 * lost);
   const auto same = testing::make_fact(3, "{} lives in", "Ada", "Bonn");
   EXPECT_GT(forgot(same, true), 0.8 * forgot(same, false)) << "the prompt is the same: it is replaced";
 }

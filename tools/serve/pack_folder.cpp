@@ -5,7 +5,7 @@
 #include <emend/core/mapped.h>
 #include <emend/core/text.h>
 #include <emend/editors/packs/ledger.h>
-#include <emend/editors/packs/merge.h>
+#include <emend/editors/packs/neurons_apart.h>
 #include <emend/editors/packs/runtime.h>
 #include <emend/models/checkpoint.h>
 #include <emend/workflow/run_directory.h>
@@ -148,7 +148,17 @@ const ServedPack& PackFolder::find(const std::string& name) const {
 PackSet PackFolder::collect(const std::vector<std::string>& names) const {
   PackSet set;
   for (const auto& name : names) set.push_back(find(name));
-  return set;
+  if (held_.size() + set.size() < 2) return set;
+  constexpr size_t kMostKept = 64;
+  const std::string key = join(names, "/") + "/" + key_of(set);
+  if (const auto kept = placed_.find(key); kept != placed_.end()) return kept->second;
+  auto all = held_;
+  for (const auto& one : set) all.push_back({one.name, *one.pack});
+  editors::move_apart(all, editors::originals_of(model_.checkpoint()));
+  for (size_t i = 0; i < set.size(); ++i)
+    set[i].pack = std::make_shared<const editors::EditPack>(std::move(all[held_.size() + i].pack));
+  if (placed_.size() == kMostKept) placed_.clear();
+  return placed_[key] = std::move(set);
 }
 
 PackSet PackFolder::in_force() const {

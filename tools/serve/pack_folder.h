@@ -73,6 +73,7 @@ class PackFolder {
   void read_state(const Log& log);
   [[nodiscard]] const ServedPack* search(const std::string& name) const;
   [[nodiscard]] const ServedPack& find(const std::string& name) const;
+  /// As they go with each other and with what the model's folder holds (editors::move_apart).
   [[nodiscard]] PackSet collect(const std::vector<std::string>& names) const;
   [[nodiscard]] ServedPack load(const std::string& name, const std::filesystem::path& path) const;
   [[nodiscard]] nlohmann::ordered_json describe(const ServedPack& one) const;
@@ -88,6 +89,7 @@ class PackFolder {
   mutable std::mutex mutex_;
   std::vector<ServedPack> packs_;
   std::vector<std::string> active_;
+  mutable std::map<std::string, PackSet> placed_;  ///< what collect() gave
 };
 
 }  // namespace emend::tools::serve

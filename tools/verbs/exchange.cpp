@@ -5,7 +5,7 @@
 #include <emend/core/text.h>
 #include <emend/editors/packs/import_deltas.h>
 #include <emend/editors/packs/ledger.h>
-#include <emend/editors/packs/merge.h>
+#include <emend/editors/packs/neurons_apart.h>
 #include <emend/models/checkpoint.h>
 #include <emend/models/gguf/ggml_type.h>
 #include <emend/workflow/card.h>
@@ -19,6 +19,7 @@ namespace emend::tools {
 namespace {
 
 struct MergeArguments {
+  ModelOptions model;
   std::vector<std::string> packs;
   std::string out, on_conflict = "fail";
   bool allow_conflicts = false, force = false;
@@ -76,6 +77,10 @@ int run_merge(const MergeArguments& options, const Common& common) {
   workflow::require_own_kind(workflow::save_format("pack"), options.out);
   std::vector<editors::NamedPack> packs;
   for (const auto& path : options.packs) packs.push_back({path, editors::load_pack(path)});
+  if (!options.model.model.empty()) {
+    const auto checkpoint = open_named(options.model);
+    editors::move_apart(packs, editors::originals_of(*checkpoint));
+  }
   const auto merge =
       editors::merge_packs(packs, editors::parse_on_conflict(options.allow_conflicts ? "sum" : options.on_conflict));
   workflow::write_pack(options.out, merge.pack, common.log);
@@ -196,6 +201,9 @@ VerbRun setup_merge(Options& o) {
   auto& options = o.arguments<MergeArguments>();
   o.add("PACK", &options.packs, "edit packs for one model", {.type = "FILE", .required = true})
       .add("--out", &options.out, "the merged pack", {.type = "FILE", .required = true})
+      .add("--model", &options.model.model,
+           "the model that they were made for: where two packs write one neuron (latch), the later one's is moved",
+           {.type = "MODEL"})
       .add("--on-conflict", &options.on_conflict,
            "when two packs do not go together (one question with two answers, a fact in both, a weight that both "
            "change as a whole): fail, first (leave out the later pack), last (the earlier one), sum (put both in)",
@@ -207,7 +215,7 @@ VerbRun setup_merge(Options& o) {
       "The changes are added, so applying the merge equals applying the packs one after the other. Facts of one pack\n"
       "were solved for together: a pack in conflict is left out whole.\n"
       "Example\n"
-      "  emend merge anna.safetensors ben.safetensors --out team.safetensors";
+      "  emend merge anna.safetensors ben.safetensors --model DIR --out team.safetensors";
   return [&options](Common& common) { return run_merge(options, common); };
 }
 
