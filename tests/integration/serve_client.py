@@ -148,7 +148,18 @@ def openai():
     for model, text in (("+cleo", cleo), ("+anna", wanted["+anna"]), ("+cleo", cleo)):
         assert streamed(model)[1] == text, model
     assert cleo != wanted[""] and server.figure("emend_pack_sets_kept") == kept + 1
-    server.ask("/v1/packs/cleo", method="DELETE")
+    # made apart, two such packs take the same neurons: the later one's are moved, in answers and in force as in `generate`
+    job, _ = server.edit("ben", name="dora", editor="latch", hparams="smollm2-135m", settings=neurons, active=False)
+    assert job["status"] == "done", job
+    both = generate(server.packs + "/cleo.safetensors", server.packs + "/dora.safetensors")
+    assert streamed("+cleo+dora")[1] == both
+    server.ask("/v1/packs/anna", {"active": False}, "PATCH")
+    for name in ("cleo", "dora"):
+        server.ask("/v1/packs/" + name, {"active": True}, "PATCH")
+    assert client.completions.create(model=base, **ask).choices[0].text == both
+    for name in ("cleo", "dora"):
+        server.ask("/v1/packs/" + name, method="DELETE")
+    server.ask("/v1/packs/anna", {"active": True}, "PATCH")
     # stop strings, also where tokens cut them
     full = wanted["+anna"]
     stop = full[4:7]

@@ -5,6 +5,7 @@
 #include <emend/editors/packs/neurons_apart.h>
 #include <emend/editors/registry.h>
 #include <emend/models/checkpoint.h>
+#include <emend/workflow/changes.h>
 #include <gtest/gtest.h>
 
 #include <set>
@@ -136,6 +137,30 @@ TEST(NeuronsApart, ALaterPackTakesOtherPlacesWithTheSameNeurons) {
     editors::move_apart(packs, editors::originals_of(model.checkpoint()));
     EXPECT_EQ(neurons_in(packs[1].pack), neurons_in(once));
   }
+}
+
+// As Python applies packs, one after the other.
+TEST(NeuronsApart, PacksInALoadedModelAreMovedToo) {
+  models::Model model = testing::tiny_model();
+  const Weights before = testing::all_weights(model);
+  std::vector<EditPack> packs;
+  for (const auto& facts : {facts_of("Ada", "Ben"), facts_of("Cleo", "Dan")}) {
+    models::Model fresh = testing::tiny_model();
+    packs.push_back(edit(fresh, facts));
+  }
+  const int64_t width = model.edit_site(1).in_features;
+  const auto first = written(before, weights_with(model, {&packs[0]}), width);
+  const auto second = written(before, weights_with(model, {&packs[1]}), width);
+  auto wanted = first;
+  wanted.insert(second.begin(), second.end());
+  workflow::Changes one(model), other(model);
+  one.put_in(packs[0], {}, "one");
+  other.put_in(packs[1], {}, "other");
+  EXPECT_EQ(written(before, testing::all_weights(model), width), wanted);
+  one.take_out();
+  EXPECT_EQ(written(before, testing::all_weights(model), width), second);
+  other.take_out();
+  EXPECT_TRUE(testing::changed_weights(model, before).empty());
 }
 
 TEST(NeuronsApart, WhereAPackNamesNoOtherPlacesTheConflictHasAName) {
