@@ -213,11 +213,11 @@ class LatchEditor final : public NamedEditor {
 
   // So that packs made apart can be put together (neurons_apart.h).
   [[nodiscard]] nlohmann::json extra() const override {
-    auto spare = nlohmann::json::object();
+    auto extra = nlohmann::json::object();
     for (size_t place = 0; place < layers_.size(); ++place)
       if (const auto& places = memory_.layers[place].spare; !places.empty())
-        spare[std::to_string(layers_[place])] = places;
-    return {{kNeuronsToSpare, spare}};
+        extra[kNeuronsToSpare][std::to_string(layers_[place])] = places;
+    return extra;
   }
 
   [[nodiscard]] std::map<std::string, at::Tensor> state() const override {

@@ -32,6 +32,7 @@ class PairCheck {
       add(ConflictKind::kBase, "made for the models " + a_.root().substr(0, 12) + " and " + b_.root().substr(0, 12));
     if (!one_on_the_other()) facts();
     weights();
+    if (!one_on_the_other()) neurons();
     runtime();
   }
 
@@ -86,27 +87,28 @@ class PairCheck {
         add(ConflictKind::kWeight, delta.weight + " has two shapes or orientations");
       else if (changed_by_both(delta, other) && !one_on_the_other())
         add(ConflictKind::kOverlap, delta.weight + " is changed as a whole by both");
-      else if (const std::string both = neurons_of_both(delta, other); !both.empty() && !one_on_the_other())
-        add(ConflictKind::kOverlap, both);
       else if (ablated_twice(delta, other) && !one_on_the_other())
         add(ConflictKind::kOverlap, delta.weight + " loses one direction twice, which would turn it round");
     }
+  }
+
+  // Each writes whole neurons.
+  void neurons() {
+    for (const auto& [weight, own] : neurons_of(a_))
+      for (const auto& [other, there] : neurons_of(b_)) {
+        std::vector<int64_t> both;
+        if (same_weight(weight, other)) std::ranges::set_intersection(own, there, std::back_inserter(both));
+        if (!both.empty())
+          add(ConflictKind::kOverlap, counted(both.size(), "neuron") + " of " + weight +
+                                          (both.size() == 1 ? " is" : " are") + " written by both, the first " +
+                                          std::to_string(both.front()));
+      }
   }
 
   // Dense changes that have an entry in common.
   static bool changed_by_both(const WeightDelta& delta, const WeightDelta& other) {
     return !delta.low_rank() && !other.low_rank() &&
            (delta.dense_DF != 0).logical_and_(other.dense_DF != 0).any().item<bool>();
-  }
-
-  // Each writes whole neurons.
-  static std::string neurons_of_both(const WeightDelta& delta, const WeightDelta& other) {
-    const auto own = taken_neurons(delta), there = taken_neurons(other);
-    std::vector<int64_t> both;
-    std::ranges::set_intersection(own, there, std::back_inserter(both));
-    if (both.empty()) return "";
-    return counted(both.size(), "neuron") + " of " + delta.weight + (both.size() == 1 ? " is" : " are") +
-           " written by both, the first " + std::to_string(both.front());
   }
 
   // Each takes the part of the stored weight along its directions away.

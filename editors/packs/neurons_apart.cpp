@@ -107,6 +107,13 @@ std::vector<int64_t> taken_neurons(const WeightDelta& delta) {
   return taken;
 }
 
+std::map<std::string, std::vector<int64_t>> neurons_of(const EditPack& pack) {
+  auto all = pack.described_neurons;
+  for (const auto& delta : pack.deltas)
+    if (auto places = taken_neurons(delta); !places.empty()) all[delta.weight] = std::move(places);
+  return all;
+}
+
 bool same_weight(const std::string& a, const std::string& b) {
   return a == b || a.ends_with("." + b) || b.ends_with("." + a);
 }

@@ -7,6 +7,7 @@
 #include <emend/core/text.h>
 #include <emend/devices/route.h>
 #include <emend/editors/packs/ledger.h>
+#include <emend/editors/packs/neurons_apart.h>
 #include <emend/editors/packs/pack.h>
 #include <emend/editors/steps/apply.h>
 #include <emend/models/checkpoint.h>
@@ -317,11 +318,12 @@ void save_pack(const std::filesystem::path& path, const EditPack& pack) {
 }
 
 std::string describe_edit(const EditPack& pack) {
-  const nlohmann::ordered_json text = {{"editor", pack.editor},
-                                       {"base", pack.root()},
-                                       {"facts", pack.facts},
-                                       {"hparams", pack.hparams},
-                                       {"extra", pack.extra}};
+  nlohmann::ordered_json text = {{"editor", pack.editor},
+                                 {"base", pack.root()},
+                                 {"facts", pack.facts},
+                                 {"hparams", pack.hparams},
+                                 {"extra", pack.extra}};
+  if (const auto neurons = neurons_of(pack); !neurons.empty()) text["neurons"] = neurons;
   return text.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
@@ -331,6 +333,7 @@ EditPack described_edit(const std::string& line, const std::string& where) {
   try {
     text.at("editor").get_to(pack.editor);
     pack.facts = text.at("facts").get<std::vector<nlohmann::json>>();
+    if (text.contains("neurons")) text.at("neurons").get_to(pack.described_neurons);
   } catch (const nlohmann::json::exception& error) {
     throw Error(ErrorClass::kCorruption, {where, std::string("no edit that emend describes (") + reason_of(error) + ")",
                                           "an editor and its facts", "write the file again"});

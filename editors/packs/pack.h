@@ -6,6 +6,8 @@
 #include <emend/editors/steps/delta.h>
 #include <emend/editors/steps/transaction.h>
 
+#include <map>
+
 namespace emend::editors {
 
 /// The newest version. Packs without runtime parts are written as version 1.
@@ -27,6 +29,8 @@ struct EditPack {
   nlohmann::json extra;              ///< seed, contexts, engine, statistics, emend version, …
   std::vector<WeightDelta> deltas;   ///< one a weight
   std::vector<RuntimePart> runtime;  ///< what lies beside the weights (runtime.h)
+  /// Of a described_edit(): the neurons that its changes took, by weight (neurons_apart.h).
+  std::map<std::string, std::vector<int64_t>> described_neurons;
 
   /// Fingerprint of the model without any edit.
   [[nodiscard]] const std::string& root() const noexcept { return under.base.empty() ? base_fingerprint : under.base; }

@@ -52,9 +52,8 @@ LatchMemory memory_of_edits(const LatchHparams& hparams, const models::Model& mo
         memory.add(std::move(kept));
     for (size_t place = 0; place < layers.size(); ++place) {
       const std::string down = MlpWeights::of(model, static_cast<int>(layers[place])).down.weight_name;
-      for (const auto& delta : pack.deltas)
-        if (same_weight(delta.weight, down))
-          for (const int64_t neuron : taken_neurons(delta)) memory.layers[place].used.insert(neuron);
+      for (const auto& [weight, neurons] : neurons_of(pack))
+        if (same_weight(weight, down)) memory.layers[place].used.insert(neurons.begin(), neurons.end());
     }
   }
   if (memory.facts.empty()) return memory;

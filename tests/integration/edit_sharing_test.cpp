@@ -84,6 +84,19 @@ TEST_F(EditSharing, PacksOfWholeNeuronsAreMovedApart) {
     EXPECT_LT((weight(other) - weight("together")).abs().max().item<double>(), 1e-6) << other;
   (void)run({"revert", pack("anna"), "--model", path("in_turn")});
   EXPECT_EQ(neurons("in_turn"), 2);
+  // An edited file has no unedited weights: what it names is not taken twice, and a new edit of it takes others.
+  (void)run(
+      {"export", pack("anna"), "--model", path("model"), "--to", "gguf", "--type", "F32", "--out", path("annas.gguf")});
+  const auto base = models::model_fingerprint(*models::open_checkpoint(path("model")));
+  const std::vector<std::string> more = {"--to", "gguf", "--type", "F32", "--out", path("more.gguf")};
+  auto bens = std::vector<std::string>{"export", pack("ben"), "--model", path("annas.gguf"), "--accept-base", base};
+  bens.insert(bens.end(), more.begin(), more.end());
+  expect_ended(run_program("emend", bens), 2, {"2 neurons of model.layers.1.mlp.down_proj.weight", "written by both"});
+  edit_one("cleo", "The Colosseum", "Oslo", {"--editor", "latch", "--model", path("annas.gguf")});
+  auto cleos = std::vector<std::string>{"export", pack("cleo"), "--model", path("annas.gguf")};
+  cleos.insert(cleos.end(), more.begin(), more.end());
+  (void)run(cleos);
+  EXPECT_EQ(neurons("more.gguf"), 4);
 }
 
 TEST_F(EditSharing, EditsOfAGgufFileAreNotForgotten) {
