@@ -306,7 +306,8 @@ Merge merge_packs(std::span<const NamedPack> packs, OnConflict on_conflict) {
   merge.used = choose(packs, merge.conflicts, on_conflict);
   if (on_conflict == OnConflict::kFail || on_conflict == OnConflict::kSum)
     require_no_conflicts(merge.conflicts, packs, on_conflict == OnConflict::kSum, "merge",
-                         setting("model", "MODEL") + " moves neurons that both write; " +
+                         setting("model", "MODEL") +
+                             " moves neurons that both write, where the later pack names others; " +
                              setting("on_conflict", "first") + " or last leaves packs out, " +
                              setting("allow_conflicts") + " adds them all the same");
 

@@ -40,9 +40,9 @@ using OriginalWeight = std::function<at::Tensor(const std::string& name)>;
 /// what Checkpoint::read throws.
 [[nodiscard]] OriginalWeight originals_of(const models::Checkpoint& checkpoint);
 
-/// Moves the neurons of each pack that an earlier one has taken to the first free ones of those that its kNeuronsToSpare
-/// names. Where a pack stands depends on the packs before it alone. A pack that names none, or too few, stays as it is:
-/// find_conflicts tells.
+/// Moves the neurons of each pack that an earlier one has taken to the first free ones of those that its
+/// kNeuronsToSpare names. Where a pack stands depends on the packs before it alone. A pack that names none, or too few,
+/// stays as it is: find_conflicts tells.
 void move_apart(std::span<NamedPack> packs, const OriginalWeight& original);
 
 }  // namespace emend::editors

@@ -68,7 +68,10 @@ TEST_F(EditSharing, PacksOfWholeNeuronsAreMovedApart) {
   expect_ended(run_program("emend", merge), 2,
                {"overlap", "2 neurons of model.layers.1.mlp.down_proj.weight are written by both", "--model"});
   auto named = merge;
-  named.insert(named.end(), {"--model", path("model")});
+  write_tiny_model(folder_ / "other", 2);
+  named.insert(named.end(), {"--model", path("other")});
+  expect_ended(run_program("emend", named), 2, {"anna/edit.safetensors", "made for the model", "--model"});
+  named.back() = path("model");
   EXPECT_TRUE(run(named)["conflicts"].empty());
   (void)run({"apply", path("team.safetensors"), "--model", path("model"), "--out", path("together")});
   (void)run({"apply", pack("anna"), pack("ben"), "--model", path("model"), "--out", path("at_once")});

@@ -79,6 +79,13 @@ int run_merge(const MergeArguments& options, const Common& common) {
   for (const auto& path : options.packs) packs.push_back({path, editors::load_pack(path)});
   if (!options.model.model.empty()) {
     const auto checkpoint = open_named(options.model);
+    const std::string edited = editors::lineage_of(checkpoint->path()).base;
+    const std::string base = edited.empty() ? models::model_fingerprint(*checkpoint) : edited;
+    for (const auto& [name, pack] : packs)
+      if (pack.root() != base)
+        refuse({name, "a pack made for the model " + pack.root().substr(0, 12),
+                "one for the model " + base.substr(0, 12) + " of " + setting("model", options.model.model),
+                "name the model that the packs were made for"});
     editors::move_apart(packs, editors::originals_of(*checkpoint));
   }
   const auto merge =
