@@ -154,13 +154,12 @@ class LatchEditor final : public NamedEditor {
     const at::NoGradGuard no_grad;
     EditResult result{.editor = name(), .hparams = hparams(), .engine = context.engine, .seed = context.seed};
     if (facts.empty()) return result;
-    if (memory_.empty()) {
-      const PhaseTimer timer(result, "statistics");
-      if (!of_folder_) of_folder_ = detail::memory_of_edits(h_, model, context);
-      memory_ = *of_folder_;
-    }
     {
       const PhaseTimer timer(result, "statistics");
+      if (memory_.empty()) {
+        if (!of_folder_) of_folder_ = detail::memory_of_edits(h_, model, context);
+        memory_ = *of_folder_;
+      }
       read_text(model, facts, context);
     }
     const auto leads = lead_ins(model, std::span(text_).first(talk_), h_.lead_ins + h_.gate_lead_ins, context.seed);

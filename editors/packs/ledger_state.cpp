@@ -142,9 +142,7 @@ FolderWeights::FolderWeights(const std::filesystem::path& model_folder) : files(
 void respell(EditPack& pack, const FolderWeights& weights) {
   const auto& [files, tied] = weights;
   for (auto& delta : pack.deltas) {
-    const auto same = [&](const auto& file) {
-      return file.first.ends_with("." + delta.weight) || delta.weight.ends_with("." + file.first);
-    };
+    const auto same = [&](const auto& file) { return same_weight(file.first, delta.weight); };
     if (!files.contains(delta.weight) && std::ranges::count_if(files, same) == 1)
       delta.weight = std::ranges::find_if(files, same)->first;
   }

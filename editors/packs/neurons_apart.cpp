@@ -68,10 +68,9 @@ bool of_neurons(const WeightDelta& delta, int64_t width, const std::set<int64_t>
 }
 
 // All of a layer's weights or none.
-bool move(EditPack& pack, const WeightDelta& down, const Places& from, const Places& to,
+bool move(EditPack& pack, const WeightDelta& down, const Places& taken, const Places& from, const Places& to,
           const OriginalWeight& original) {
   const int64_t width = down.shape()[1];
-  const Places taken = taken_neurons(down);
   const std::set<int64_t> own(taken.begin(), taken.end());
   std::vector<WeightDelta> all = pack.deltas;
   for (auto& delta : all) {
@@ -154,7 +153,7 @@ void move_apart(std::span<NamedPack> packs, const OriginalWeight& original) {
         if (to.size() < from.size() && k >= 0 && k < delta.shape()[1] && !others.contains(k) &&
             std::ranges::find(places, k) == places.end() && std::ranges::find(to, k) == to.end())
           to.push_back(k);
-      if (to.size() < from.size() || !move(pack, delta, from, to, original)) continue;
+      if (to.size() < from.size() || !move(pack, delta, places, from, to, original)) continue;
       std::erase_if(places, [&](int64_t j) { return others.contains(j); });
       places.insert(places.end(), to.begin(), to.end());
     }

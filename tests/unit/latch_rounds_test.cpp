@@ -151,7 +151,7 @@ editors::EditResult edit_more(Edited& edited, std::vector<datasets::Fact> facts)
 // A later batch about the same subject keeps what an earlier one has written, unless it says something else there.
 TEST(LatchBatches, WhatWasWrittenOfASubjectHoldsWhenItComesAgain) {
   const std::vector earlier = {testing::make_fact(1, "{} lives in", "Ada", "Oslo")};
-  const std::string more = "v_num_grad_steps: 20\nv_lr: 0.3\nclamp_norm_factor: 10\nwordings: 0\n";
+  const std::string more = "v_num_grad_steps: 40\nv_lr: 0.3\nclamp_norm_factor: 10\nwordings: 0\n";
   const auto forgot = [&](const datasets::Fact& later, bool remembers) {
     Edited edited(earlier, more);
     const double before = nll(edited.model, earlier);
@@ -173,7 +173,7 @@ TEST(LatchBatches, WhatWasWrittenOfASubjectHoldsWhenItComesAgain) {
     lost_with_memory += forgot(other, true);
   }
   EXPECT_GT(lost, 0.4);
-  EXPECT_LT(lost_with_memory, 0.7 * lost);
+  EXPECT_LT(lost_with_memory, 0.5 * lost);
   const auto same = testing::make_fact(3, "{} lives in", "Ada", "Bonn");
   EXPECT_GT(forgot(same, true), 0.8 * forgot(same, false)) << "the prompt is the same: it is replaced";
 }
