@@ -67,7 +67,8 @@ ProgressFn make_progress(int fd, double seconds) {
   state->terminal = is_terminal(fd);
   return [state](const ProgressUpdate& update) {
     const auto now = std::chrono::steady_clock::now();
-    const bool again = update.done <= state->first && state->done > state->first;  // the same work, once more
+    // The same work, once more; what threads report side by side falls back by little.
+    const bool again = state->done > state->first && (update.done <= state->first || 2 * update.done < state->done);
     if (update.phase != state->phase || again) {
       state->phase = update.phase;
       state->begin = now;

@@ -1,4 +1,5 @@
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
@@ -6,6 +7,7 @@
 #include <emend/devices/kernels.h>
 #include <emend/devices/placement.h>
 #include <emend/models/config.h>
+#include <emend/models/detail/dot_products.h>
 #include <emend/models/products.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -65,9 +67,46 @@ bool without_gaps(const at::Tensor& weight) {
   return weight.is_contiguous() || weight.t().is_contiguous();
 }
 
-bool pays_onednn(const at::Tensor& x, const at::Tensor& weight) {
-  if (!has_fast_products() || x.dim() != 2 || weight.dim() != 2 || !onednn_pays(x.size(0), weight)) return false;
-  return x.scalar_type() == at::kFloat && weight.scalar_type() == at::kFloat && without_gaps(weight);
+// Whether the product of few rows is computed where the weight lies. On processors that are not Intel's, MKL puts the
+// weight into another order at each call, as oneDNN does with AVX2. Measured with one thread and two: worth it for less
+// than kManyRows rows.
+bool reads_in_place() noexcept {
+#if defined(__x86_64__)
+  static const bool reads = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                            !__builtin_cpu_supports("avx512f") && !__builtin_cpu_is("intel");
+  return reads;
+#else
+  return false;
+#endif
+}
+
+constexpr int64_t kLeastInPlace = int64_t{1} << 14;
+
+at::Tensor product_in_place(const at::Tensor& x_NI, const at::Tensor& weight_OI,
+                            const std::optional<at::Tensor>& bias) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  constexpr int64_t kTogether = 48, kWorthAThread = 1 << 20;  // outputs; multiplications
+  const int64_t N = x_NI.size(0), I = x_NI.size(1), O = weight_OI.size(0);
+  const at::Tensor x = x_NI.contiguous(), y = at::empty({N, O}, x.options());
+  const auto *rows = x.const_data_ptr<float>(), *weight = weight_OI.const_data_ptr<float>();
+  auto* to = y.mutable_data_ptr<float>();
+  const int64_t parts_a_thread = std::max<int64_t>(1, kWorthAThread / (N * I * kTogether));
+  at::parallel_for(0, (O + kTogether - 1) / kTogether, parts_a_thread, [&](int64_t begin, int64_t end) {
+    const int64_t first = begin * kTogether, count = std::min(O, end * kTogether) - first;
+    detail::dot_products(weight + first * I, I, count, rows, N, I, O, to + first);
+  });
+  return bias ? y.add_(*bias) : y;
+}
+
+enum class Way { kLibTorch, kOneDnn, kInPlace };
+
+Way fastest_way(const at::Tensor& x, const at::Tensor& weight) {
+  if (x.dim() != 2 || weight.dim() != 2 || x.scalar_type() != at::kFloat || weight.scalar_type() != at::kFloat)
+    return Way::kLibTorch;
+  const int64_t rows = x.size(0);
+  if (reads_in_place() && rows > 1 && rows < kManyRows && weight.numel() >= kLeastInPlace && weight.is_contiguous())
+    return Way::kInPlace;
+  return has_fast_products() && onednn_pays(rows, weight) && without_gaps(weight) ? Way::kOneDnn : Way::kLibTorch;
 }
 
 // LibTorch multiplies matrices of half precision by a loop where the processor has no instruction for them.
@@ -81,7 +120,15 @@ at::Tensor without_gradient(const at::Tensor& x, const at::Tensor& weight, const
     const auto bias_in = bias ? std::optional(bias->to(at::kFloat)) : std::nullopt;
     return without_gradient(x.to(at::kFloat), weight.to(at::kFloat), bias_in).to(x.scalar_type());
   }
-  return pays_onednn(x, weight) ? onednn_product(x, weight, bias) : at::linear(x, weight, bias);
+  switch (fastest_way(x, weight)) {
+    case Way::kInPlace:
+      return product_in_place(x, weight, bias);
+    case Way::kOneDnn:
+      return onednn_product(x, weight, bias);
+    case Way::kLibTorch:
+      break;
+  }
+  return at::linear(x, weight, bias);
 }
 
 using Reorder = at::Tensor(const at::Tensor&, std::optional<c10::SymInt>);
@@ -112,7 +159,8 @@ class FrozenProduct : public torch::autograd::Function<FrozenProduct<kProduct>> 
 // Whether LibTorch's own way would be the slower one.
 bool takes_another_way(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   if (!devices::in_host_memory(x.device()) || weight.device() != x.device()) return false;
-  if (!in_float32(x, weight) && (devices::PlainOperators::on() || !pays_onednn(x, weight))) return false;
+  if (!in_float32(x, weight) && (devices::PlainOperators::on() || fastest_way(x, weight) == Way::kLibTorch))
+    return false;
   return !devices::wants_gradient(weight) && !devices::wants_gradient(bias);
 }
 

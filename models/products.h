@@ -1,7 +1,8 @@
 // Products with the matrices of a model, a count of their arithmetic, and the functions between them.
 //
 // LibTorch multiplies float32 matrices on a CPU through MKL, which on processors that are not Intel's stays with AVX2
-// even where they have AVX-512. oneDNN, the other library in LibTorch, does not. Measured: docs/performance.md.
+// even where they have AVX-512, and copies the weight at each product. oneDNN, the other library in LibTorch, does not
+// stay with AVX2. Measured: docs/performance.md.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,8 +21,9 @@ enum class Activation;
 /// x·Wᵀ + b, recorded by autograd as at::linear is. `weight_OI` may be any view, so that x·W is product(x, W.t()).
 /// Float32 products on a CPU (or a simulated device) whose weight needs no gradient go through oneDNN where that is
 /// faster (`has_fast_products()`), the product is large enough to be worth the call, and the weight (or its transpose)
-/// is contiguous; all others are at::linear's.
-/// Both are float32 products of IEEE numbers; they add in another order. Where the processor does not multiply bfloat16
+/// is contiguous; those of few rows on processors with AVX2 alone that are not Intel's read the weight where it lies
+/// (detail/dot_products.h); all others are at::linear's.
+/// All are float32 products of IEEE numbers; they add in different orders. Where the processor does not multiply bfloat16
 /// (`multiplies_bfloat16()`), products of half-precision numbers on a CPU are computed in float32 and rounded once:
 /// LibTorch has a loop for them that takes some thirty times as long. The result lies where x lies.
 [[nodiscard]] at::Tensor product(const at::Tensor& x_NI, const at::Tensor& weight_OI, const at::Tensor& bias_O = {});

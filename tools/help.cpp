@@ -243,7 +243,10 @@ std::string help_text(const Verb& verb, const Options& options, const std::strin
   }
   if (!options.footer.empty()) text += "\n";
   std::istringstream footer(options.footer);
-  for (std::string line; std::getline(footer, line);) {
+  for (std::string line, more; std::getline(footer, line);) {
+    // A sentence that sources have broken is one line.
+    while (!line.starts_with(' ') && width_of(line) > kWidth && !line.ends_with('.') && std::getline(footer, more))
+      line += " " + more;
     const size_t column = line.rfind("  ");
     const size_t indent = column == std::string::npos ? 0 : column + 2;
     const std::string head = line.substr(0, line.find_last_not_of(' ', indent == 0 ? 0 : column) + 1);

@@ -3,20 +3,16 @@
 #include <c10/util/BFloat16.h>
 #include <emend/devices/kernels.h>
 #include <emend/devices/placement.h>
+#include <emend/models/detail/dot_products.h>
 #include <emend/models/detail/few_queries.h>
+#include <emend/models/detail/vectors.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstring>
 #include <vector>
-
-// One function for each set of instructions; the loader takes what the processor has.
-#if defined(__x86_64__) && defined(__linux__)
-#define EMEND_FOR_EACH_PROCESSOR __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define EMEND_FOR_EACH_PROCESSOR
-#endif
 
 namespace emend::models::detail {
 namespace {
@@ -31,84 +27,77 @@ int64_t heads_a_thread(int64_t multiplications) {
   return std::max<int64_t>(1, kEnough / std::max<int64_t>(1, multiplications));
 }
 
-// Vectors of the compiler, of which each set of instructions makes one register or several.
+struct Widen {
+  template <class>
+  [[gnu::always_inline]] static void run(const uint16_t* bfloat16, int64_t step, int64_t count, int64_t d, float* to) {
+    for (int64_t s = 0; s < count; ++s, bfloat16 += step, to += d)
+      for (int64_t c = 0; c < d; ++c) to[c] = std::bit_cast<float>(static_cast<uint32_t>(bfloat16[c]) << 16);
+  }
+};
+
+struct Narrow {
+  template <class>
+  [[gnu::always_inline]] static void run(const float* x, int64_t count, uint16_t* bfloat16) {
+    for (int64_t i = 0; i < count; ++i) bfloat16[i] = c10::detail::round_to_nearest_even(x[i]);
+  }
+};
+
+// Entry (i, k) is at[i·row + k·column].
+struct Matrix {
+  const float* at;
+  int64_t row, column;
+};
+
+// Columns that are multiplied together: one vector or, where a register holds fewer numbers, several.
 constexpr int64_t kLanes = 16;
-using Floats = float __attribute__((vector_size(4 * kLanes)));
-using HalfFloats = float __attribute__((vector_size(2 * kLanes)));
-using QuarterFloats = float __attribute__((vector_size(kLanes)));
-using Words = uint32_t __attribute__((vector_size(4 * kLanes)));
-using HalfWords = uint16_t __attribute__((vector_size(2 * kLanes)));
 
-template <class Vector, class Number>
-[[gnu::always_inline]] inline void load(Vector& to, const Number* from) {
-  std::memcpy(&to, from, sizeof to);
-}
-
-EMEND_FOR_EACH_PROCESSOR void widen(const uint16_t* bfloat16, int64_t step, int64_t count, int64_t d, float* to) {
-  for (int64_t s = 0; s < count; ++s, bfloat16 += step, to += d) {
-    int64_t c = 0;
-    for (; c + kLanes <= d; c += kLanes) {
-      HalfWords narrow;
-      load(narrow, bfloat16 + c);
-      const Words bits = __builtin_convertvector(narrow, Words) << 16;
-      std::memcpy(to + c, &bits, sizeof bits);
-    }
-    for (; c < d; ++c) {
-      const uint32_t bits = static_cast<uint32_t>(bfloat16[c]) << 16;
-      std::memcpy(to + c, &bits, sizeof bits);
-    }
-  }
-}
-
-// scores[i·S + s] = q_i · k_s for `count` keys from `keys` on, `step` apart.
-EMEND_FOR_EACH_PROCESSOR void multiply(const float* keys, int64_t step, int64_t count, const float* q_nd, int64_t n,
-                                       int64_t d, int64_t S, float* scores) {
-  for (int64_t s = 0; s < count; ++s)
-    for (int64_t i = 0; i < n; ++i) {
-      const float *key = keys + s * step, *q = q_nd + i * d;
-      Floats sums = {}, a, b;
-      int64_t c = 0;
-      for (; c + kLanes <= d; c += kLanes) {
-        load(a, q + c);
-        load(b, key + c);
-        sums += a * b;
+// c_{i,j} = Σ_k a_{i,k}·b_{k,j} for `n` rows, or added to what c holds.
+struct Multiply {
+  template <class Vector, int kRows>
+  [[gnu::always_inline]] static void tile(Matrix a, const float* b, int64_t b_row, int64_t depth, int64_t columns,
+                                          bool add, float* c) {
+    constexpr int kParts = kLanes / kWidth<Vector>;
+    int64_t j = 0;
+    for (; j + kLanes <= columns; j += kLanes) {
+      Vector sums[kRows][kParts] = {}, factor[kParts];
+      for (int64_t k = 0; k < depth; ++k) {
+#pragma GCC unroll 4
+        for (int p = 0; p < kParts; ++p) load(factor[p], b + k * b_row + j + p * kWidth<Vector>);
+#pragma GCC unroll 6
+        for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+          for (int p = 0; p < kParts; ++p) sums[r][p] += a.at[r * a.row + k * a.column] * factor[p];
       }
-      HalfFloats eight[2];
-      std::memcpy(eight, &sums, sizeof sums);
-      eight[0] += eight[1];
-      QuarterFloats four[2];
-      std::memcpy(four, eight, sizeof four);
-      four[0] += four[1];
-      float sum = (four[0][0] + four[0][2]) + (four[0][1] + four[0][3]);
-      for (; c < d; ++c) sum += q[c] * key[c];
-      scores[i * S + s] = sum;
+#pragma GCC unroll 6
+      for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+        for (int p = 0; p < kParts; ++p) {
+          float* to = c + r * columns + j + p * kWidth<Vector>;
+          if (add) load(factor[p], to), sums[r][p] += factor[p];
+          store(sums[r][p], to);
+        }
     }
-}
-
-// sums_i += pattern[i·S + s] · v_s.
-EMEND_FOR_EACH_PROCESSOR void add_up(const float* values, int64_t step, int64_t count, const float* pattern, int64_t n,
-                                     int64_t d, int64_t S, float* sums_nd) {
-  for (int64_t i = 0; i < n; ++i) {
-    const float* weights = pattern + i * S;
-    float* sums = sums_nd + i * d;
-    int64_t c = 0;
-    for (; c + 2 * kLanes <= d; c += 2 * kLanes) {
-      Floats one, other, a, b;
-      load(one, sums + c);
-      load(other, sums + c + kLanes);
-      for (int64_t s = 0; s < count; ++s) {
-        load(a, values + s * step + c);
-        load(b, values + s * step + c + kLanes);
-        one += weights[s] * a;
-        other += weights[s] * b;
+    for (; j < columns; ++j)
+      for (int r = 0; r < kRows; ++r) {
+        float sum = add ? c[r * columns + j] : 0;
+        for (int64_t k = 0; k < depth; ++k) sum += a.at[r * a.row + k * a.column] * b[k * b_row + j];
+        c[r * columns + j] = sum;
       }
-      std::memcpy(sums + c, &one, sizeof one);
-      std::memcpy(sums + c + kLanes, &other, sizeof other);
-    }
-    for (; c < d; ++c)
-      for (int64_t s = 0; s < count; ++s) sums[c] += weights[s] * values[s * step + c];
   }
-}
+
+  template <class Vector>
+  [[gnu::always_inline]] static void run(Matrix a, const float* b, int64_t b_row, int64_t n, int64_t depth,
+                                         int64_t columns, bool add, float* c) {
+    // Six rows: what the registers of AVX2 hold.
+    for (; n >= 6; n -= 6, a.at += 6 * a.row, c += 6 * columns) tile<Vector, 6>(a, b, b_row, depth, columns, add, c);
+    if (n >= 3) {
+      tile<Vector, 3>(a, b, b_row, depth, columns, add, c);
+      n -= 3, a.at += 3 * a.row, c += 3 * columns;
+    }
+    if (n == 2) tile<Vector, 2>(a, b, b_row, depth, columns, add, c);
+    if (n == 1) tile<Vector, 1>(a, b, b_row, depth, columns, add, c);
+  }
+};
 
 // Calls `use(head, rows, step, first, count)` for every key-value head of `x_BgSd` with its rows in float32, a part at
 // a time; heads side by side. `queries`: of a head.
@@ -127,7 +116,7 @@ void each_head(const at::Tensor& x_BgSd, int64_t queries, const Use& use) {
       const auto* bits = static_cast<const uint16_t*>(x_BgSd.const_data_ptr()) + at;
       for (int64_t s = 0; s < S; s += kAtOnce) {
         const int64_t count = std::min(kAtOnce, S - s);
-        widen(bits + s * step, step, count, d, part.data());
+        run<Widen>(bits + s * step, step, count, d, part.data());
         use(head, part.data(), d, s, count);
       }
     }
@@ -143,14 +132,15 @@ at::Tensor attend_unlearned(const at::Tensor& q_BhTd, const at::Tensor& k_BgSd, 
   const auto* from = q.const_data_ptr<float>();
   auto* to = scores.mutable_data_ptr<float>();
   each_head(k_BgSd, n, [&](int64_t head, const float* keys, int64_t step, int64_t first, int64_t count) {
-    multiply(keys, step, count, from + head * n * d, n, d, S, to + head * n * S + first);
+    dot_products(keys, step, count, from + head * n * d, n, d, S, to + head * n * S + first);
   });
   if (mask.defined()) scores.add_(mask);
   const at::Tensor pattern = at::softmax(scores, -1);
   const auto* weights = pattern.const_data_ptr<float>();
   auto* sums = out.mutable_data_ptr<float>();
   each_head(v_BgSd, n, [&](int64_t head, const float* values, int64_t step, int64_t first, int64_t count) {
-    add_up(values, step, count, weights + head * n * S + first, n, width, S, sums + head * n * width);
+    const Matrix part{weights + head * n * S + first, S, 1};
+    run<Multiply>(part, values, step, n, count, width, true, sums + head * n * width);
   });
   return out.to(q_BhTd.scalar_type());
 }
@@ -162,48 +152,27 @@ int64_t whole(int64_t columns) {
   return (columns + kLanes - 1) / kLanes * kLanes;
 }
 
-// Rows i to i + kRows of c_{i,j} = Σ_k a_{i·row + k·step}·b_{k,j}.
-template <int kRows>
-[[gnu::always_inline]] inline void multiply_rows(const float* a, int64_t row, int64_t step, const float* b,
-                                                 int64_t depth, int64_t columns, float* c) {
-  for (int64_t j = 0; j < columns; j += kLanes) {
-    Floats sums[kRows] = {}, factor;
-    for (int64_t k = 0; k < depth; ++k) {
-      load(factor, b + k * columns + j);
-      for (int r = 0; r < kRows; ++r) sums[r] += a[r * row + k * step] * factor;
-    }
-    for (int r = 0; r < kRows; ++r) std::memcpy(c + r * columns + j, &sums[r], sizeof sums[r]);
-  }
+// The same with rows of b that lie without gaps.
+void multiply(Matrix a, const float* b, int64_t n, int64_t depth, int64_t columns, float* c) {
+  run<Multiply>(a, b, columns, n, depth, columns, false, c);
 }
 
-EMEND_FOR_EACH_PROCESSOR void multiply_matrices(const float* a, int64_t row, int64_t step, const float* b, int64_t rows,
-                                                int64_t depth, int64_t columns, float* c) {
-  constexpr int kTogether = 6;  // what the registers of AVX2 hold
-  int64_t i = 0;
-  for (; i + kTogether <= rows; i += kTogether)
-    multiply_rows<kTogether>(a + i * row, row, step, b, depth, columns, c + i * columns);
-  for (; i < rows; ++i) multiply_rows<1>(a + i * row, row, step, b, depth, columns, c + i * columns);
-}
-
-// p·(g − Σ p·g) in place of g, the gradient of the pattern p: that of the scores.
-EMEND_FOR_EACH_PROCESSOR void through_softmax(const float* pattern, int64_t rows, int64_t columns, float* grad) {
-  Floats p, g;
-  for (int64_t i = 0; i < rows; ++i, pattern += columns, grad += columns) {
-    Floats sums = {};
-    for (int64_t s = 0; s < columns; s += kLanes) load(p, pattern + s), load(g, grad + s), sums += p * g;
-    float sum = 0;
-    for (int64_t lane = 0; lane < kLanes; ++lane) sum += sums[lane];
-    for (int64_t s = 0; s < columns; s += kLanes) {
-      load(p, pattern + s), load(g, grad + s);
-      g = p * (g - sum);
-      std::memcpy(grad + s, &g, sizeof g);
+// p·(g − Σ p·g) in place of g, the gradient of the pattern p: that of the scores. Rows are whole vectors.
+struct ThroughSoftmax {
+  template <class Vector>
+  [[gnu::always_inline]] static void run(const float* pattern, int64_t n, int64_t columns, float* grad) {
+    for (int64_t i = 0; i < n; ++i, pattern += columns, grad += columns) {
+      Vector sums = {}, p, g;
+      for (int64_t s = 0; s < columns; s += kWidth<Vector>) load(p, pattern + s), load(g, grad + s), sums += p * g;
+      const float sum = sum_of(sums);
+      for (int64_t s = 0; s < columns; s += kWidth<Vector>) {
+        load(p, pattern + s), load(g, grad + s);
+        g = p * (g - sum);
+        store(g, grad + s);
+      }
     }
   }
-}
-
-EMEND_FOR_EACH_PROCESSOR void narrow(const float* x, int64_t count, uint16_t* bfloat16) {
-  for (int64_t i = 0; i < count; ++i) bfloat16[i] = c10::detail::round_to_nearest_even(x[i]);
-}
+};
 
 // The heads of a tensor [B, heads, T, d] that share a key-value head: `rows` of them below each other.
 struct HeadRows {
@@ -220,7 +189,7 @@ struct HeadRows {
       if (x.scalar_type() == at::kFloat)
         std::copy_n(x.const_data_ptr<float>() + at, d, to.data() + row * out);
       else
-        widen(static_cast<const uint16_t*>(x.const_data_ptr()) + at, 0, 1, d, to.data() + row * out);
+        run<Widen>(static_cast<const uint16_t*>(x.const_data_ptr()) + at, 0, 1, d, to.data() + row * out);
     });
   }
   void write(int64_t group, const std::vector<float>& from) const {
@@ -229,7 +198,7 @@ struct HeadRows {
       if (x.scalar_type() == at::kFloat)
         std::copy_n(from.data() + row * in, d, x.mutable_data_ptr<float>() + at);
       else
-        narrow(from.data() + row * in, d, static_cast<uint16_t*>(x.mutable_data_ptr()) + at);
+        run<Narrow>(from.data() + row * in, d, static_cast<uint16_t*>(x.mutable_data_ptr()) + at);
     });
   }
 
@@ -269,7 +238,7 @@ std::pair<at::Tensor, at::Tensor> attend_forward(const at::Tensor& q_BhTd, const
     for (int64_t part = begin; part < end; ++part) {
       queries.read(part, q), keys.read(part, k);
       transpose(k, S, d, k_dS);
-      multiply_matrices(q.data(), queries.columns(), 1, k_dS.data(), queries.rows(), d, whole(S), made.data());
+      multiply({q.data(), queries.columns(), 1}, k_dS.data(), queries.rows(), d, whole(S), made.data());
       all_scores.write(part, made);
     }
   });
@@ -281,7 +250,7 @@ std::pair<at::Tensor, at::Tensor> attend_forward(const at::Tensor& q_BhTd, const
     auto p = patterns.room(), v = values.room(), made = results.room();
     for (int64_t part = begin; part < end; ++part) {
       patterns.read(part, p), values.read(part, v);
-      multiply_matrices(p.data(), whole(S), 1, v.data(), queries.rows(), S, values.columns(), made.data());
+      multiply({p.data(), whole(S), 1}, v.data(), queries.rows(), S, values.columns(), made.data());
       results.write(part, made);
     }
   });
@@ -306,12 +275,12 @@ std::array<at::Tensor, 3> attend_backward(const at::Tensor& grad_BhTd, const at:
     for (int64_t part = begin; part < end; ++part) {
       grads.read(part, g), queries.read(part, q), keys.read(part, k), values.read(part, v), patterns.read(part, p);
       transpose(v, S, v_BgSd.size(3), v_dS);
-      multiply_matrices(g.data(), width, 1, v_dS.data(), n, v_BgSd.size(3), padded, s.data());
-      through_softmax(p.data(), n, padded, s.data());
+      multiply({g.data(), width, 1}, v_dS.data(), n, v_BgSd.size(3), padded, s.data());
+      run<ThroughSoftmax>(p.data(), n, padded, s.data());
       for (float& x : s) x *= static_cast<float>(scale);
-      multiply_matrices(s.data(), padded, 1, k.data(), n, S, d, made_q.data());
-      multiply_matrices(s.data(), 1, padded, q.data(), S, n, d, made_k.data());
-      multiply_matrices(p.data(), 1, padded, g.data(), S, n, width, made_v.data());
+      multiply({s.data(), padded, 1}, k.data(), n, S, d, made_q.data());
+      multiply({s.data(), 1, padded}, q.data(), S, n, d, made_k.data());
+      multiply({p.data(), 1, padded}, g.data(), S, n, width, made_v.data());
       to_q.write(part, made_q), to_k.write(part, made_k), to_v.write(part, made_v);
     }
   });

@@ -79,6 +79,7 @@ TEST(Printable, ProgressKnowsWhatIsLeftFromTheSecondReportOn) {
   };
   for (const double done : {400, 400, 600, 1000, 400, 401, 1000}) report(done);
   progress({"write", 400, 1000, ""});
+  for (const double done : {40, 1000, 200, 150, 990}) report(done);
   close(ends[1]);
   std::string text(4096, '\0');
   text.resize(static_cast<size_t>(std::max<ssize_t>(0, ::read(ends[0], text.data(), text.size()))));
@@ -86,7 +87,7 @@ TEST(Printable, ProgressKnowsWhatIsLeftFromTheSecondReportOn) {
   std::vector<std::string> lines;
   std::istringstream in(text);
   for (std::string line; std::getline(in, line);) lines.push_back(line);
-  ASSERT_EQ(lines.size(), 8U) << text;
+  ASSERT_EQ(lines.size(), 13U) << text;
   EXPECT_EQ(lines[0], "read 40%");
   EXPECT_EQ(lines[1], "read 40%");
   EXPECT_EQ(lines[2].substr(0, 10), "read 60%, ");  // 200 in a tenth of a second
@@ -94,6 +95,9 @@ TEST(Printable, ProgressKnowsWhatIsLeftFromTheSecondReportOn) {
   EXPECT_EQ(lines[4], "read 40%");
   EXPECT_GE(std::stoi(lines[5].substr(10)), 29) << lines[5];  // one in a twentieth, 599 to come
   EXPECT_EQ(lines[7], "write 40%");
+  EXPECT_EQ(lines[10], "read 20%") << "begun again, further on than the first time";
+  EXPECT_EQ(lines[11], "read 15%") << "threads side by side";
+  EXPECT_EQ(lines[12].substr(0, 10), "read 99%, ");
 }
 
 }  // namespace printable_test

@@ -7,6 +7,7 @@
 #include <emend/editors/steps/statistics.h>
 #include <emend/hooks/hook_session.h>
 #include <emend/models/checkpoint.h>
+#include <emend/models/detail/dot_products.h>
 #include <emend/models/products.h>
 #include <emend/models/published_shapes.h>
 #include <gtest/gtest.h>
@@ -36,7 +37,7 @@ Operands large_operands(int64_t rows = 96) {
 }
 
 TEST(Products, AgreeWithFloat64) {
-  for (const int64_t rows : {4, 96, 700}) {
+  for (const int64_t rows : {1, 2, 4, 37, 63, 96, 700}) {
     const auto [x, weight, bias] = large_operands(rows);
     for (const at::Tensor& added : {at::Tensor(), bias}) {
       const at::Tensor want = at::linear(x.to(at::kDouble), weight.to(at::kDouble),
@@ -46,6 +47,27 @@ TEST(Products, AgreeWithFloat64) {
       EXPECT_LT(relative_difference(product(x, weight.t().contiguous().t(), added), want), 1e-6);
     }
   }
+}
+
+// Row by row and output by output, whatever else is computed and by how many threads.
+TEST(DotProducts, AgreeWithFloat64AndDoNotDependOnEachOther) {
+  at::manual_seed(11);
+  for (const int64_t d : {1, 7, 8, 31, 64, 100})
+    for (int64_t n = 1; n <= 9; ++n)
+      for (int64_t count = 1; count <= 7; ++count) {
+        const at::Tensor x = at::randn({n, d}), all = at::randn({count, d + 3}), matrix = all.narrow(1, 0, d);
+        const auto products = [&](int64_t first, int64_t rows, int64_t begin, int64_t end) {
+          at::Tensor y = at::full({rows, end - begin}, 77.0F);
+          models::detail::dot_products(matrix[begin].const_data_ptr<float>(), d + 3, end - begin,
+                                       x[first].const_data_ptr<float>(), rows, d, end - begin,
+                                       y.mutable_data_ptr<float>());
+          return y;
+        };
+        const at::Tensor y = products(0, n, 0, count);
+        EXPECT_LT(relative_difference(y, x.to(at::kDouble).mm(matrix.to(at::kDouble).t())), 1e-6);
+        EXPECT_TRUE(products(n - 1, 1, 0, count).equal(y.narrow(0, n - 1, 1)));
+        EXPECT_TRUE(products(0, n, count - 1, count).equal(y.narrow(1, count - 1, 1)));
+      }
 }
 
 // oneDNN's answer to a layout that it has no code for is a loop a hundred times slower.
@@ -97,8 +119,8 @@ TEST(Products, ArePlainOnRequestAndWhereTheyAreSmall) {
     const devices::PlainOperators no_change(false);
     EXPECT_TRUE(product(x, weight, bias).equal(at::linear(x, weight, bias)));
   }
-  const at::Tensor few = x.narrow(0, 0, 3);
-  EXPECT_TRUE(product(few, weight, bias).equal(at::linear(few, weight, bias)));
+  const at::Tensor few = x.narrow(0, 0, 3), small = weight.narrow(0, 0, 80), of_small = bias.narrow(0, 0, 80);
+  EXPECT_TRUE(product(few, small, of_small).equal(at::linear(few, small, of_small)));
   const at::Tensor wide = x.to(at::kDouble), wide_weight = weight.to(at::kDouble);
   EXPECT_TRUE(product(wide, wide_weight).equal(at::linear(wide, wide_weight)));
 }
