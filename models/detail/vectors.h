@@ -27,10 +27,9 @@ template <class Vector>
 
 template <class Vector>
 [[gnu::always_inline]] inline float sum_of(const Vector& vector) {
-  Vector copy = vector;
   float sums = 0;
 #pragma GCC unroll 16
-  for (int i = 0; i < kWidth<Vector>; ++i) sums += copy[i];
+  for (int i = 0; i < kWidth<Vector>; ++i) sums += vector[i];
   return sums;
 }
 

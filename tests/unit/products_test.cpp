@@ -49,7 +49,7 @@ TEST(Products, AgreeWithFloat64) {
   }
 }
 
-// Row by row and output by output, whatever else is computed and by how many threads.
+// Row by row and output by output, whatever else is computed.
 TEST(DotProducts, AgreeWithFloat64AndDoNotDependOnEachOther) {
   at::manual_seed(11);
   for (const int64_t d : {1, 7, 8, 31, 64, 100})
