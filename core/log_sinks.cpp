@@ -89,8 +89,8 @@ class JsonLinesSink final : public LogSink {
     nlohmann::json line = {{"ts", utc_text(std::time(nullptr))},
                            {"level", facts_of(event.level).name},
                            {"event", event.name},
-                           {"text", event.text}};
-    if (event.fields.is_object()) line["fields"] = event.fields;
+                           {"text", event.text},
+                           {"fields", event.fields.is_object() ? event.fields : nlohmann::json::object()}};
     logger_.info("{}", printable(line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)));
   }
 

@@ -241,7 +241,8 @@ std::vector<const KernelPlugin*> host_kernels() {
   std::vector<const KernelPlugin*> sets = {emend_host_kernels()};
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) sets.push_back(emend_host_kernels_avx2());
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512cd"))
     sets.push_back(emend_host_kernels_avx512());
 #endif
   return sets;

@@ -26,6 +26,10 @@ struct EditorInfo {
   /// Neurons of its own that it takes, a layer, for these facts; empty: it takes none.
   std::function<std::map<int, int64_t>(const nlohmann::json& hparams, std::span<const datasets::Fact>, size_t batch)>
       neurons;
+  /// Whether it needs second moments of keys with these effective values.
+  [[nodiscard]] bool reads_moments(const nlohmann::json& hparams) const {
+    return solves() && !neurons && hparams.value("mom2_adjustment", true);
+  }
   std::function<std::vector<hparams::FieldInfo>()> fields;
   /// Effective values of a file, without a model.
   std::function<nlohmann::json(const hparams::RawHparams&, const Log&)> effective;

@@ -8,7 +8,10 @@
 #include <emend/editors/steps/contexts.h>
 #include <emend/editors/steps/transaction.h>
 
+#include <map>
 #include <span>
+#include <string>
+#include <vector>
 
 namespace emend::editors {
 
@@ -73,6 +76,8 @@ struct EditLoans {
   /// The processes that edit together, each with the same model, facts and settings: they share the optimisation of
   /// targets and sample contexts once; everything else each does for itself, with the same outcome.
   devices::WorkSharing sharing = {};
+  /// Neurons that other edits of the loaded model have taken, by the name of W_down: `latch` takes none of them.
+  std::map<std::string, std::vector<int64_t>> taken_neurons = {};
   CancelToken cancel = {};
   ProgressFn progress = {};
   Log log = {};

@@ -26,7 +26,7 @@ json parse_object(const std::string& text, const std::string& where) {
 }
 
 std::string csv_cell(const std::string& text) {
-  if (text.find_first_of(",\"\n") == std::string::npos) return text;
+  if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
   return '"' + replace_all(text, "\"", "\"\"") + '"';
 }
 

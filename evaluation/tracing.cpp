@@ -381,7 +381,7 @@ double embedding_deviation(const models::Model& model, const std::vector<dataset
   const at::Tensor table = model.embedding();
   at::Tensor rows =
       table.index_select(0, devices::index_on(ids, table)).to(at::kFloat) * model.config().embedding_scale;
-  for (const auto& tensor : models::expected_tensors(model.family(), model.config()))
+  for (const auto& tensor : model.weight_table())
     if (tensor.part == models::Part::kProjectIn && !tensor.bias)
       rows = rows.matmul(
           devices::route_like(model.weight(tensor.name), rows, devices::Purpose::kWeight, devices::Dtype::kMatch).t());

@@ -2,6 +2,7 @@
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
 #include <emend/core/mapped.h>
+#include <emend/core/text.h>
 #include <emend/devices/route.h>
 #include <emend/models/config.h>
 #include <emend/models/detail/drafts.h>
@@ -393,6 +394,12 @@ void generate_group(const Model& model, const Rows& prompts, const GenerateOptio
 }
 
 }  // namespace
+
+void require_room(const Model& model, const std::vector<int64_t>& prompt, const std::string& where) {
+  if (!model.config().rotary_depends_on_length() && std::ssize(prompt) > model.max_positions())
+    refuse({where, "a prompt of " + counted(prompt.size(), "token"),
+            "at most " + std::to_string(model.max_positions()) + ", as many as the model was made for", ""});
+}
 
 Rows generate_together(const Model& model, const Rows& prompts, const GenerateOptions& options,
                        std::vector<Drafts> drafts) {

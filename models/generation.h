@@ -85,6 +85,10 @@ struct RunningPass {
   [[nodiscard]] static const RunningPass* now() noexcept;
 };
 
+/// Throws Error(kInvalidArgument) naming `where` for a prompt that is longer than what the model was made for: it would
+/// take minutes and end in noise. Models whose rotary frequencies grow with the text have no such length.
+void require_room(const Model& model, const std::vector<int64_t>& prompt, const std::string& where);
+
 /// Continues every prompt, batched, many without callbacks in groups by cores (groups_of_rows); returns only the new
 /// tokens of each (the stop id is not included). Each row is independent of the others and of the batch it is in: its
 /// random stream depends on `seed` and on `first_row` and its row number. `drafts`: of each prompt, or none; they save

@@ -52,6 +52,12 @@ const Checkpoint& Model::checkpoint() const noexcept {
 const std::vector<std::string>& Model::weight_names() const noexcept {
   return state_->names;
 }
+std::vector<ExpectedTensor> Model::weight_table() const {
+  auto table = expected_tensors(family(), config());
+  EMEND_CHECK(table.size() == state_->names.size(), "a name a tensor of the family's table");
+  for (size_t i = 0; i < table.size(); ++i) table[i].name = state_->names[i];
+  return table;
+}
 
 int64_t Model::parameter_count() const noexcept {
   int64_t count = 0;

@@ -16,6 +16,7 @@
 
 namespace emend::models {
 
+struct ExpectedTensor;
 struct FamilySpec;
 class Tokenizer;
 class Checkpoint;
@@ -153,6 +154,8 @@ class Model {
   [[nodiscard]] at::Tensor weight_at(const hooks::SiteRef& site) const;
   [[nodiscard]] bool has_weight(const std::string& name) const noexcept;
   [[nodiscard]] const std::vector<std::string>& weight_names() const noexcept;
+  /// The family's table under the model's own names: files may leave the base prefix out, or have another before it.
+  [[nodiscard]] std::vector<ExpectedTensor> weight_table() const;
   /// The weight and, where it also lives on a second device, its copy there (PlacementPlan::tied_copy): who writes to
   /// one in place must write to all. set_weight does.
   [[nodiscard]] std::vector<at::Tensor> weight_copies(const std::string& name) const;

@@ -104,6 +104,7 @@ Way fastest_way(const at::Tensor& x, const at::Tensor& weight) {
   if (x.dim() != 2 || weight.dim() != 2 || x.scalar_type() != at::kFloat || weight.scalar_type() != at::kFloat)
     return Way::kLibTorch;
   const int64_t rows = x.size(0);
+  if (x.size(1) != weight.size(1)) return Way::kLibTorch;  // which says what is wrong
   if (reads_in_place() && rows > 1 && rows < kManyRows && weight.numel() >= kLeastInPlace && weight.is_contiguous())
     return Way::kInPlace;
   return has_fast_products() && onednn_pays(rows, weight) && without_gaps(weight) ? Way::kOneDnn : Way::kLibTorch;

@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr uint64_t kShardBytes = uint64_t{5} << 30;
+constexpr uint64_t kShardBytes = 5'000'000'000;
 
 // The weight as the file should hold it. Throws if the narrower dtype cannot hold it.
 at::Tensor as_stored(const at::Tensor& weight, at::ScalarType dtype, const std::string& name) {

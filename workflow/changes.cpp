@@ -2,8 +2,10 @@
 #include <emend/core/error.h>
 #include <emend/core/sha256.h>
 #include <emend/devices/route.h>
+#include <emend/editors/packs/ledger.h>
 #include <emend/editors/packs/neurons_apart.h>
 #include <emend/editors/steps/apply.h>
+#include <emend/models/checkpoint.h>
 #include <emend/workflow/changes.h>
 
 #include <algorithm>
@@ -26,6 +28,7 @@ struct Changes::Order {
   std::vector<Changes*> parties;
   std::map<std::string, editors::EditPack> packs;  // in force, by what tells packs apart
   bool kept = false;                               // changes of a party that has ended
+  Neurons neurons;                                 // of parties that have ended
   int64_t next = 0;
 
   [[nodiscard]] bool holds_others_than(const Changes* own) const;  // changes or packs of other parties
@@ -55,6 +58,21 @@ bool Changes::others_in() const {
   return order_->holds_others_than(this);
 }
 
+static void add(Changes::Neurons& all, const Changes::Neurons& more) {
+  for (const auto& [weight, places] : more) all[weight].insert(all[weight].end(), places.begin(), places.end());
+}
+
+Changes::Neurons Changes::neurons_of_others() const {
+  Neurons all = order_->neurons;
+  for (const Changes* party : order_->parties)
+    if (party != this) add(all, party->neurons_);
+  for (auto& [weight, places] : all) {
+    std::ranges::sort(places);
+    places.erase(std::unique(places.begin(), places.end()), places.end());
+  }
+  return all;
+}
+
 Changes::Changes(models::Model& model)
     : order_(order_of(model)), transaction_(std::make_unique<EditTransaction>(model)) {
   order_->parties.push_back(this);
@@ -63,6 +81,7 @@ Changes::Changes(models::Model& model)
 Changes::~Changes() {
   transaction_->commit();
   order_->kept = order_->kept || !since_.empty();
+  add(order_->neurons, neurons_);
   if (since_.empty())
     order_->packs.erase(pack_);  // a pack beside the weights ends with its hooks
   else
@@ -101,17 +120,20 @@ static std::string identity(const editors::EditPack& pack) {
 void Changes::put_in(const editors::EditPack& pack, const editors::ApplyPackOptions& options,
                      const std::string& where) {
   std::string id = identity(pack);
-  const auto holds = [&](const Changes* party) { return !party->since_.empty() && party->made_.contains(id); };
-  if (order_->packs.contains(id) || std::ranges::any_of(order_->parties, holds))
+  const auto& checkpoint = transaction_->model().checkpoint();
+  auto all = editors::edits_of(checkpoint.path());
+  const auto made = [&](const Changes* party) { return !party->since_.empty() && party->made_.contains(id); };
+  const auto there = [&](const editors::NamedPack& one) { return identity(one.pack) == id; };
+  if (order_->packs.contains(id) || std::ranges::any_of(order_->parties, made) || std::ranges::any_of(all, there))
     refuse({where, "the edit " + (pack.id.empty() ? id.substr(0, 12) : pack.id) + " is already in force in this model",
             "another pack", "revert it first, or undo the session that made it"});
-  std::vector<editors::NamedPack> all;
-  for (const auto& [other, there] : order_->packs) all.push_back({other, there});
-  for (const Changes* party : order_->parties)
-    for (const auto& [other, there] : party->made_)
-      if (!party->since_.empty()) all.push_back({other, there});
+  all.emplace_back().pack.described_neurons = neurons_of_others();
   all.push_back({where, pack});
-  editors::move_apart(all, editors::originals_of(transaction_->model().checkpoint()));
+  editors::move_apart(all, editors::originals_of(checkpoint));
+  for (const auto& [name, other] : std::span(all).first(all.size() - 1))
+    if (const auto both = editors::neurons_of_both(other, all.back().pack); !both.empty() && !options.allow_conflicts)
+      refuse({where, both.front() + ", by it and by an edit of this model",
+              "neurons of its own, or the names of others that are free", "revert that edit first"});
   transaction_ = editors::apply_pack(transaction_->model(), all.back().pack, options);
   wrote(all.back().pack.deltas);
   order_->packs.emplace(pack_ = std::move(id), std::move(all.back().pack));
@@ -135,6 +157,9 @@ void Changes::forget_unchanged() {
 
 void Changes::wrote(std::span<const WeightDelta> deltas) {
   forget_unchanged();
+  for (const auto& delta : deltas)
+    if (auto places = editors::taken_neurons(delta); !places.empty())
+      add(neurons_, {{delta.weight, std::move(places)}});
   const bool needed = std::ranges::any_of(
       order_->parties, [&](const Changes* party) { return party != this && !party->since_.empty(); });
   for (const auto& [weight, original] : transaction_->originals())
@@ -164,6 +189,7 @@ void Changes::take_out() {
   transaction_->commit();  // lets the originals go
   since_.clear();
   made_.clear();
+  neurons_.clear();
   order_->packs.erase(pack_);
 }
 

@@ -18,6 +18,7 @@ namespace emend::workflow {
 /// What one party (a session, a pack) changed. The model must outlive it and must not move.
 class Changes {
  public:
+  using Neurons = std::map<std::string, std::vector<int64_t>>;
   /// What is known of a model's changes by all parties. It lives as long as one of them, or whoever else holds it.
   struct Order;
   [[nodiscard]] static std::shared_ptr<Order> order_of(const models::Model& model);
@@ -30,8 +31,9 @@ class Changes {
   /// The changes stay.
   ~Changes();
 
-  /// Writes a pack; the only change of this party. Throws what apply_pack throws, and Error(kInvalidArgument) naming
-  /// `where` if the same pack is in force, or one that a party has made of its own changes (made).
+  /// Writes a pack, its neurons moved away from those of others; the only change of this party. Throws what apply_pack
+  /// throws, and Error(kInvalidArgument) naming `where` if the same pack is in force, or one that a party has made of
+  /// its own changes (made), or if neurons cannot be moved and options.allow_conflicts is not set.
   void put_in(const editors::EditPack& pack, const editors::ApplyPackOptions& options, const std::string& where);
   /// Has to be said after every use of transaction(): the deltas that were written and kept.
   void wrote(std::span<const editors::WeightDelta> deltas);
@@ -43,6 +45,8 @@ class Changes {
 
   /// Whether others than this party have changed the model's weights, or a pack of theirs is in force.
   [[nodiscard]] bool others_in() const;
+  /// Places that others than this party have written as whole neurons, by the name of W_down.
+  [[nodiscard]] Neurons neurons_of_others() const;
 
   /// Holds the originals.
   [[nodiscard]] editors::EditTransaction& transaction() const noexcept { return *transaction_; }
@@ -56,6 +60,7 @@ class Changes {
   std::map<std::string, int64_t> since_;           // weight → place of its original in the order
   std::string pack_;                               // put_in: what tells packs apart
   std::map<std::string, editors::EditPack> made_;  // packs of its own changes, by the same
+  Neurons neurons_;                                // that it wrote
 };
 
 }  // namespace emend::workflow

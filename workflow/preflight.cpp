@@ -156,7 +156,8 @@ EditPhase training_phase(const nlohmann::json& hparams, const FactTokens& count,
   return phase;
 }
 
-EditPhase insert_phase(int64_t batch, const nlohmann::json& hparams, const FactTokens& count, bool copies) {
+EditPhase insert_phase(int64_t batch, const nlohmann::json& hparams, const FactTokens& count,
+                       const editors::EditorInfo& editor) {
   const auto layers = layers_of(hparams);
   const auto [rows, before] = contexts_of(hparams);
   const int64_t tokens = batch * rows * (before + count.longest);
@@ -164,14 +165,14 @@ EditPhase insert_phase(int64_t batch, const nlohmann::json& hparams, const FactT
                   "shorter facts or contexts"};
   phase.setting = "batch_size";
   phase.value = batch;
-  phase.with = [=](int64_t value) { return insert_phase(value, hparams, count, copies); };
+  phase.with = [=](int64_t value) { return insert_phase(value, hparams, count, editor); };
   phase.work.facts = batch;
   phase.work.editing_layers = layers;
-  phase.work.statistics = phase.work.statistics_on_host = phase.work.solve = true;
+  phase.work.statistics = phase.work.statistics_on_host = phase.work.solve = !editor.neurons;  // F×F
   phase.held_tokens = tokens;
   phase.held_keys = batch * rows;
   phase.held_at_layer = layers.front();
-  phase.copies = copies;
+  phase.copies = editor.copies_model;
   return phase;
 }
 
@@ -332,8 +333,8 @@ std::vector<EditPhase> edit_phases(const RunOptions& options, const nlohmann::js
   if (!layers_of(hparams).empty() || editor.trains) {
     phases.push_back(solves ? target_phase(options, hparams, config, count)
                             : training_phase(hparams, count, together, config.n_layers));
-    if (solves) phases.push_back(insert_phase(together, hparams, count, editor.copies_model));
-    if (solves && hparams.value("mom2_adjustment", true)) phases.push_back(statistics_phase(hparams));
+    if (solves) phases.push_back(insert_phase(together, hparams, count, editor));
+    if (editor.reads_moments(hparams)) phases.push_back(statistics_phase(hparams));
   }
   phases.push_back(evaluation_phase(options.metrics.batch_tokens > 0 ? options.metrics.batch_tokens : kPassTokens,
                                     count, facts.facts.size()));

@@ -225,7 +225,7 @@ void check_hparams(const RunOptions& options, const models::Checkpoint& checkpoi
   for (const char* name : {"layers", "v_loss_layer"})
     require_layers(effective.value(name, nlohmann::json()), checkpoint, raw.where(name),
                    ": use hyper-parameters made for it");
-  if (editors::find_editor(options.editor).solves() && effective.value("mom2_adjustment", true))
+  if (editors::find_editor(options.editor).reads_moments(effective))
     require_statistics(options, checkpoint, effective.value("layers", nlohmann::json()));
 }
 

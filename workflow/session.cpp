@@ -122,6 +122,7 @@ void Session::write_into(Scope& scope, Batch& result, std::span<const datasets::
                          const std::function<void()>& judge) {
   const auto state = editor_->state();
   const auto read = std::ssize(readings_);
+  context_.taken_neurons = changes_.neurons_of_others();
   result = editor_->edit(model_, facts, context_);
   bool reverted = false;
   try {

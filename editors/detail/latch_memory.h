@@ -35,6 +35,10 @@ struct Written {
 void remember(const LatchHparams& hparams, const Written& written, const models::Model& model,
               const EditContext& context, std::vector<LayerMemory>& memory);
 
+/// Batches to come take none of these neurons, given by the name of W_down.
+void take(std::vector<LayerMemory>& memory, const LatchHparams& hparams, const models::Model& model,
+          const std::map<std::string, std::vector<int64_t>>& neurons);
+
 /// What the edits in force in the model's folder, or those that its GGUF file tells of, have written, by whatever
 /// editor: their facts, what enters the MLPs at them in the model as it is, and the neurons that they took. Throws what
 /// packs_in_force and described_edits throw.

@@ -14,6 +14,7 @@ struct StoredState {
   std::vector<std::string> active;  ///< ids, in their order
   std::map<std::string, LedgerEntry> known;
   std::optional<std::vector<std::string>> pending;  ///< what a change that is under way puts in force
+  std::vector<std::string> forms = {};              ///< Lineage::forms
 
   [[nodiscard]] std::string text() const;  ///< as the file has it
 };

@@ -44,6 +44,7 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <iterator>
 #include <numeric>
 #include <random>
 #include <ranges>
@@ -193,6 +194,7 @@ class LatchEditor final : public NamedEditor {
       return passes_;
     };
     std::vector<LayerMemory> memory = memory_.layers;
+    detail::take(memory, h_, model, context.taken_neurons);
     detail::edit_latch_batch(h_, memory, {text_, read, {split, leads.end()}, *result.contexts}, model,
                              with_earlier(facts), facts.size(), context, result);
     memory_.layers = std::move(memory);
@@ -223,11 +225,13 @@ class LatchEditor final : public NamedEditor {
     std::map<std::string, at::Tensor> state;
     for (size_t place = 0; place < layers_.size(); ++place) {
       const LayerMemory& memory = memory_.layers[place];
-      if (memory.whose.empty()) continue;
       const std::string suffix = "." + std::to_string(place);
-      state["used" + suffix] = at::tensor(Ids(memory.used.begin(), memory.used.end()), at::kLong);
-      state["seen" + suffix] = at::stack(memory.seen);
-      state["whose" + suffix] = at::tensor(memory.whose, at::kLong);
+      if (!memory.used.empty())
+        state["used" + suffix] = at::tensor(Ids(memory.used.begin(), memory.used.end()), at::kLong);
+      if (!memory.whose.empty()) {
+        state["seen" + suffix] = at::stack(memory.seen);
+        state["whose" + suffix] = at::tensor(memory.whose, at::kLong);
+      }
       if (!memory.spare.empty()) state["spare" + suffix] = at::tensor(memory.spare, at::kLong);
     }
     for (const auto& [place, pass] : passes_) {
@@ -287,10 +291,10 @@ class LatchEditor final : public NamedEditor {
     const bool crowded = std::ssize(subjects) >= h_.crowd;
     if (!text_.empty() && crowded == crowded_) return;
     const int64_t tokens = crowded ? std::max(h_.crowd_tokens, h_.text_tokens) : h_.text_tokens;
-    text_ = text_rows(model, tokens, context);
+    auto rows = ordinary_rows(model, context, tokens, std::llround(h_.talk * static_cast<double>(tokens)));
+    text_ = std::move(rows.text);
     talk_ = text_.size();
-    if (const int64_t talk = std::llround(h_.talk * static_cast<double>(tokens)); talk > 0)
-      for (auto& row : text_rows(model, talk, context, Rows::kTalk)) text_.push_back(std::move(row));
+    std::ranges::move(rows.talk, std::back_inserter(text_));
     passes_.clear();
     crowded_ = crowded;
   }
@@ -310,7 +314,7 @@ class LatchEditor final : public NamedEditor {
     for (const auto& old : memory_.facts | std::views::reverse) {
       const bool again = std::ranges::find(facts, old[0], &datasets::Fact::subject) != facts.end();
       const auto replaces = [&](const datasets::Fact& fact) { return fact.subject == old[0] && fact.prompt == old[1]; };
-      if (!again || std::ranges::any_of(facts, replaces) || count[old[0]]++ == kMostRecalled) continue;
+      if (!again || std::ranges::any_of(facts, replaces) || count[old[0]]++ >= kMostRecalled) continue;
       datasets::Fact& fact = all.emplace_back();
       fact.subject = old[0];
       fact.prompt = old[1];

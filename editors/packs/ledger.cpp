@@ -153,6 +153,7 @@ void Ledger::open() {
                                                  : state.base;
   active_ = state.active;
   known_ = std::move(state.known);
+  if (base_ == state.base) forms_ = std::move(state.forms);
   if (lock_.fd < 0) return;
   remove_unknown();
   if (!state.pending) return;
@@ -265,7 +266,7 @@ std::vector<std::string> Ledger::apply(const std::vector<std::filesystem::path>&
   auto all = load_packs(ledger_, {base_, active_});
   for (auto& kept : all) respell(kept.pack, there);
   const size_t before = all.size();
-  Lineage here{base_, active_};
+  Lineage here{base_, active_, forms_};
   std::vector<LedgerEntry> entries;
   std::set<std::string> weights;
   for (const auto& path : packs) {  // everything is checked before anything is written
@@ -275,6 +276,7 @@ std::vector<std::string> Ledger::apply(const std::vector<std::filesystem::path>&
       refuse({path.string(), "the edit " + pack.id + ", named twice", "each pack once", ""});
     respell(pack, there);
     require_base(pack, base_, options, path.string(), here);
+    if (pack.root() != base_ && !options.force) here.forms.push_back(pack.root());
     pack.rebase(base_);
     here.edits.push_back(pack.id);
   }
@@ -298,6 +300,7 @@ std::vector<std::string> Ledger::apply(const std::vector<std::filesystem::path>&
       clone_file(packs[i], ledger_ / "packs" / (entries[i].id + ".safetensors"));
       known[entries[i].id] = entries[i];
     }
+    forms_ = here.forms;
     change(here.edits, known);
   } catch (...) {
     remove_unknown();
@@ -324,6 +327,7 @@ void Ledger::revert(const std::vector<std::string>& ids_or_paths) {
     std::erase(active, id);
   }
   require_as_left();
+  require_apart(active);
   warn_of_missing(active);
   stamp_and_change(active);
 }
@@ -374,7 +378,27 @@ void Ledger::reorder(const std::vector<std::string>& ids) {
     refuse({folder_.string(), "the new order names other edits than those in force", "each edit in force once",
             "emend list shows them"});
   require_as_left();
+  require_apart(order);
   change(order, known_);
+}
+
+// A pack that names no other neurons, or too few, keeps its own, whatever stands before it then.
+void Ledger::require_apart(const std::vector<std::string>& order) const {
+  const auto overlaps = [this](const std::vector<std::string>& ids) {
+    std::map<std::set<std::string>, std::string> found;
+    const auto packs = load_packs(ledger_, {base_, ids});
+    for (const auto& one : packs)
+      for (const auto& other : packs)
+        if (one.pack.id < other.pack.id)
+          for (const auto& what : neurons_of_both(one.pack, other.pack))
+            found.emplace(std::set{one.pack.id, other.pack.id}, what);
+    return found;
+  };
+  const auto before = overlaps(active_);
+  for (const auto& [pair, what] : overlaps(order))
+    if (!before.contains(pair))
+      refuse({folder_.string(), "the edits " + join(pair, " and ") + ", which would get in each other's way: " + what,
+              "edits whose neurons stay apart", "keep their order, or revert one of these as well"});
 }
 
 void Ledger::change(const std::vector<std::string>& active, const std::map<std::string, LedgerEntry>& known) {
@@ -391,7 +415,8 @@ void Ledger::change(const std::vector<std::string>& active, const std::map<std::
                                       ", not " + base_.substr(0, 12) +
                                       " as before the first one: another program has changed its configuration or "
                                       "weights that no edit touched");
-    staged.commit({base_, active_, known, active}, {now, active, known, {}}, [&] { known_ = known; });
+    if (now != base_) forms_.clear();
+    staged.commit({base_, active_, known, active, forms_}, {now, active, known, {}, forms_}, [&] { known_ = known; });
     base_ = now;
   } catch (const Error& error) {
     throw renamed(error, place, folder_);

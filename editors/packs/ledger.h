@@ -50,6 +50,8 @@ struct LedgerEntry {
 /// What an edited GGUF file says of its edits, as packs without a change; empty for anything else. Throws
 /// Error(kCorruption) where it says what emend does not write.
 [[nodiscard]] std::vector<NamedPack> described_edits(const std::filesystem::path& gguf);
+/// The edits in a model's weights: packs_in_force of a folder, described_edits of a GGUF file.
+[[nodiscard]] std::vector<NamedPack> edits_of(const std::filesystem::path& model);
 
 class Ledger {
  public:
@@ -74,13 +76,14 @@ class Ledger {
   /// or with another (require_together), or does not fit.
   std::vector<std::string> apply(const std::vector<std::filesystem::path>& packs, const ApplyPackOptions& options = {});
   /// Takes packs out of force (by id, a unique beginning of it, or the path of the pack file), all of them or none.
-  /// Throws Error(kNotFound) listing the ids, Error(kInvalidArgument) if one is not in force.
+  /// Throws Error(kNotFound) listing the ids, Error(kInvalidArgument) if one is not in force, or if two of those that
+  /// stay would then write the same neurons (a pack that names no others cannot be moved).
   void revert(const std::vector<std::string>& ids_or_paths);
   /// Takes all packs out of force, whatever their weights are now. Warns if the folder's fingerprint is not
   /// base_fingerprint() then: another program has changed something else.
   void revert_all();
   /// Puts the packs in force in another order. Deltas are sums, so the order changes rounding at most; packs that hold
-  /// whole weights instead of sums would be refused.
+  /// whole weights instead of sums would be refused, and an order is in which two write the same neurons.
   void reorder(const std::vector<std::string>& ids);
 
  private:
@@ -89,6 +92,7 @@ class Ledger {
   void begin_change();
   void remove_unknown() const;
   void require_as_left() const;
+  void require_apart(const std::vector<std::string>& order) const;
   void warn_of_missing(const std::vector<std::string>& active) const;
   [[nodiscard]] std::string resolve(const std::string& id_or_path) const;
   [[nodiscard]] LedgerEntry examine(const EditPack& pack) const;
@@ -102,6 +106,7 @@ class Ledger {
   std::string base_;
   std::vector<std::string> active_;
   std::map<std::string, LedgerEntry> known_;
+  std::vector<std::string> forms_;
   Log log_;
   Descriptor lock_;
 };

@@ -72,6 +72,7 @@ StoredState read_state(const std::filesystem::path& path) {
     }
     state.active = read_ids(json.at("active"), state);
     if (json.contains("pending")) state.pending = read_ids(json.at("pending"), state);
+    if (json.contains("forms")) json.at("forms").get_to(state.forms);
     return state;
   } catch (const Error&) {
     throw;
@@ -92,6 +93,7 @@ std::string StoredState::text() const {
   }
   nlohmann::json state = {{"version", kLedgerVersion}, {"base", base}, {"active", active}, {"packs", packs}};
   if (pending) state["pending"] = *pending;
+  if (!forms.empty()) state["forms"] = forms;
   state["checksum"] = checksum_of(state);
   return state.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
@@ -201,7 +203,7 @@ bool has_runtime_edits(const std::filesystem::path& model_folder) {
 Lineage lineage_of(const std::filesystem::path& model_folder) {
   StoredState state = state_of(model_folder);
   if (state.active.empty()) return {};  // what stands in the folder is the original
-  return {std::move(state.base), std::move(state.active)};
+  return {std::move(state.base), std::move(state.active), std::move(state.forms)};
 }
 
 std::vector<NamedPack> packs_in_force(const std::filesystem::path& model_folder) {
@@ -213,7 +215,10 @@ std::vector<std::string> edits_in_weights(const std::filesystem::path& model_fol
   std::vector<std::string> edits;
   for (const auto& [name, pack] : packs_in_force(model_folder)) {
     if (!pack.deltas.empty()) edits.push_back(describe_edit(pack));
-    if (!pack.runtime.empty())
+    if (!pack.runtime.empty() && !pack.deltas.empty())
+      left_out.push_back("the part of " + name + " that lies beside the weights (" + pack.runtime_kinds() +
+                         ") is left out");
+    else if (!pack.runtime.empty())
       left_out.push_back(name + " of " + pack.editor + " lies beside the weights and is left out, with its " +
                          counted(pack.facts.size(), "fact"));
   }
@@ -228,6 +233,10 @@ std::vector<NamedPack> described_edits(const std::filesystem::path& gguf) {
     edits.push_back({name, described_edit(text, name)});
   }
   return edits;
+}
+
+std::vector<NamedPack> edits_of(const std::filesystem::path& model) {
+  return std::filesystem::is_regular_file(model) ? described_edits(model) : packs_in_force(model);
 }
 
 }  // namespace emend::editors

@@ -94,15 +94,7 @@ class PairCheck {
 
   // Each writes whole neurons.
   void neurons() {
-    for (const auto& [weight, own] : neurons_of(a_))
-      for (const auto& [other, there] : neurons_of(b_)) {
-        std::vector<int64_t> both;
-        if (same_weight(weight, other)) std::ranges::set_intersection(own, there, std::back_inserter(both));
-        if (!both.empty())
-          add(ConflictKind::kOverlap, counted(both.size(), "neuron") + " of " + weight +
-                                          (both.size() == 1 ? " is" : " are") + " written by both, the first " +
-                                          std::to_string(both.front()));
-      }
+    for (auto& what : neurons_of_both(a_, b_)) add(ConflictKind::kOverlap, std::move(what));
   }
 
   // Dense changes that have an entry in common.
@@ -304,12 +296,15 @@ Merge merge_packs(std::span<const NamedPack> packs, OnConflict on_conflict) {
   Merge merge;
   merge.conflicts = find_conflicts(packs);
   merge.used = choose(packs, merge.conflicts, on_conflict);
-  if (on_conflict == OnConflict::kFail || on_conflict == OnConflict::kSum)
-    require_no_conflicts(merge.conflicts, packs, on_conflict == OnConflict::kSum, "merge",
-                         setting("model", "MODEL") +
-                             " moves neurons that both write, where the later pack names others; " +
-                             setting("on_conflict", "first") + " or last leaves packs out, " +
-                             setting("allow_conflicts") + " adds them all the same");
+  if (on_conflict == OnConflict::kFail || on_conflict == OnConflict::kSum) {
+    const bool overlap = std::ranges::count(merge.conflicts, ConflictKind::kOverlap, &MergeConflict::kind) > 0;
+    require_no_conflicts(
+        merge.conflicts, packs, on_conflict == OnConflict::kSum, "merge",
+        (overlap ? setting("model", "MODEL") + " moves neurons that both write, where the later pack names others; "
+                 : "") +
+            setting("on_conflict", "first") + " or last leaves packs out, " + setting("allow_conflicts") +
+            " adds them all the same");
+  }
 
   const auto chosen = mapped(merge.used, [&](const size_t i) { return &packs[i].pack; });
   EditPack& all = merge.pack;
@@ -326,9 +321,12 @@ Merge merge_packs(std::span<const NamedPack> packs, OnConflict on_conflict) {
   }
   if (packs.size() > 1) {
     all.extra = provenance(packs, merge);
-    for (const EditPack* pack : chosen)  // parts have one base, and so one room
-      for (const char* key : {"spare_neurons", kNeuronsToSpare})
-        if (const auto found = pack->extra.find(key); found != pack->extra.end()) all.extra[key] = *found;
+    for (const EditPack* pack : chosen) {  // parts have one base, and so one room and one order of neurons
+      if (const auto found = pack->extra.find("spare_neurons"); found != pack->extra.end())
+        all.extra["spare_neurons"] = *found;
+      if (const auto found = pack->extra.find(kNeuronsToSpare); found != pack->extra.end())
+        all.extra[kNeuronsToSpare].update(*found);
+    }
   }
   merge_weights(chosen, merge);
   return merge;

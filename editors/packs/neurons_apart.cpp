@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/safetensors.h>
+#include <emend/core/text.h>
 #include <emend/editors/detail/ledger_state.h>
 #include <emend/editors/packs/neurons_apart.h>
 #include <emend/models/checkpoint.h>
@@ -138,14 +139,32 @@ OriginalWeight originals_of(const models::Checkpoint& checkpoint) {
   };
 }
 
+std::vector<std::string> neurons_of_both(const EditPack& first, const EditPack& second) {
+  std::vector<std::string> found;
+  const auto others = neurons_of(second);
+  for (const auto& [weight, own] : neurons_of(first))
+    for (const auto& [other, there] : others) {
+      Places both;
+      if (same_weight(weight, other)) std::ranges::set_intersection(own, there, std::back_inserter(both));
+      if (!both.empty())
+        found.push_back(counted(both.size(), "neuron") + " of " + weight + (both.size() == 1 ? " is" : " are") +
+                        " written by both, the first " + std::to_string(both.front()));
+    }
+  return found;
+}
+
 void move_apart(std::span<NamedPack> packs, const OriginalWeight& original) {
   const at::NoGradGuard no_grad;
-  std::map<std::string, std::set<int64_t>> taken;  // by W_down, of the packs so far
+  std::map<std::string, std::set<int64_t>> all;  // by W_down, of the packs so far
+  const auto taken_of = [&all](const std::string& weight) -> std::set<int64_t>& {
+    const auto found = std::ranges::find_if(all, [&](const auto& one) { return same_weight(one.first, weight); });
+    return found == all.end() ? all[weight] : found->second;
+  };
   for (auto& [name, pack] : packs) {
-    std::map<std::string, Places> own;
+    std::map<std::string, Places> own = pack.described_neurons;
     for (const WeightDelta& delta : std::vector(pack.deltas)) {
       Places& places = own[delta.weight] = taken_neurons(delta);
-      auto& others = taken[delta.weight];
+      const auto& others = taken_of(delta.weight);
       Places from, to;
       std::ranges::copy_if(places, std::back_inserter(from), [&](int64_t j) { return others.contains(j); });
       if (from.empty()) continue;
@@ -157,7 +176,7 @@ void move_apart(std::span<NamedPack> packs, const OriginalWeight& original) {
       std::erase_if(places, [&](int64_t j) { return others.contains(j); });
       places.insert(places.end(), to.begin(), to.end());
     }
-    for (const auto& [weight, places] : own) taken[weight].insert(places.begin(), places.end());
+    for (const auto& [weight, places] : own) taken_of(weight).insert(places.begin(), places.end());
   }
 }
 

@@ -29,6 +29,9 @@ inline constexpr const char* kNeuronsToSpare = "neurons_to_spare";
 /// By weight, where there are any; of an edit that is known by its description, what that names.
 [[nodiscard]] std::map<std::string, std::vector<int64_t>> neurons_of(const EditPack& pack);
 
+/// In words, for each weight of which both write the same neurons.
+[[nodiscard]] std::vector<std::string> neurons_of_both(const EditPack& first, const EditPack& second);
+
 /// Whether both name one weight: a folder may carry or lack the family's base prefix.
 [[nodiscard]] bool same_weight(const std::string& a, const std::string& b);
 
@@ -40,9 +43,9 @@ using OriginalWeight = std::function<at::Tensor(const std::string& name)>;
 /// what Checkpoint::read throws.
 [[nodiscard]] OriginalWeight originals_of(const models::Checkpoint& checkpoint);
 
-/// Moves the neurons of each pack that an earlier one has taken to the first free ones of those that its
-/// kNeuronsToSpare names. Where a pack stands depends on the packs before it alone. A pack that names none, or too few,
-/// stays as it is: find_conflicts tells.
+/// Moves the neurons of each pack that an earlier one has taken, or is described to have taken, to the first free ones
+/// of those that its kNeuronsToSpare names. Where a pack stands depends on the packs before it alone. A pack that names
+/// none, or too few, stays as it is: neurons_of_both tells.
 void move_apart(std::span<NamedPack> packs, const OriginalWeight& original);
 
 }  // namespace emend::editors

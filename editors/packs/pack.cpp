@@ -227,7 +227,9 @@ void require_base(const EditPack& pack, const std::string& fingerprint, const Ap
   if (options.force || (pack.base_fingerprint == fingerprint && !known)) return;
   const std::string& own = here.base.empty() ? fingerprint : here.base;
   bool same_base = pack.root() == own;
-  for (const auto& given : options.accepted_bases) {
+  auto others = here.forms;
+  others.insert(others.end(), options.accepted_bases.begin(), options.accepted_bases.end());
+  for (const auto& given : others) {
     const std::string accepted = lower(given);
     if (accepted.size() < kShortest) continue;
     if (pack.base_fingerprint.starts_with(accepted)) return;

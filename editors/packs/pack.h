@@ -17,6 +17,9 @@ inline constexpr int kPackVersion = 2;
 struct Lineage {
   std::string base;                ///< fingerprint of the model without any edit; empty: no edit is known
   std::vector<std::string> edits;  ///< ids of the packs in force, in their order
+  /// Fingerprints of other forms of `base` (a GGUF file that the folder was written from), for which packs were
+  /// accepted.
+  std::vector<std::string> forms = {};
 };
 
 struct EditPack {

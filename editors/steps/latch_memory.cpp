@@ -40,21 +40,26 @@ void remember(const LatchHparams& hparams, const Written& written, const models:
   }
 }
 
+void take(std::vector<LayerMemory>& memory, const LatchHparams& hparams, const models::Model& model,
+          const std::map<std::string, std::vector<int64_t>>& neurons) {
+  const auto layers = hparams.all_layers();
+  for (size_t place = 0; place < layers.size() && !neurons.empty(); ++place) {
+    const std::string down = model.edit_site(static_cast<int>(layers[place])).weight_name;
+    for (const auto& [weight, taken] : neurons)
+      if (same_weight(weight, down)) memory[place].used.insert(taken.begin(), taken.end());
+  }
+}
+
 LatchMemory memory_of_edits(const LatchHparams& hparams, const models::Model& model, const EditContext& context) {
   const auto layers = hparams.all_layers();
   LatchMemory memory{.layers = std::vector<LayerMemory>(layers.size())};
   const auto path = model.checkpoint().path();
-  for (const auto& [name, pack] :
-       std::filesystem::is_regular_file(path) ? described_edits(path) : packs_in_force(path)) {
+  for (const auto& [name, pack] : edits_of(path)) {
     for (const auto& fact : pack.facts)
       if (KeptFact kept{text_of(fact, "subject"), text_of(fact, "prompt"), text_of(fact, "target_new")};
           std::ranges::none_of(kept, &std::string::empty))
         memory.add(std::move(kept));
-    for (size_t place = 0; place < layers.size(); ++place) {
-      const std::string down = MlpWeights::of(model, static_cast<int>(layers[place])).down.weight_name;
-      for (const auto& [weight, neurons] : neurons_of(pack))
-        if (same_weight(weight, down)) memory.layers[place].used.insert(neurons.begin(), neurons.end());
-    }
+    take(memory.layers, hparams, model, neurons_of(pack));
   }
   if (memory.facts.empty()) return memory;
   context.log.info("edit.earlier", counted(memory.facts.size(), "fact") + " of edits in force in " + path.string() +

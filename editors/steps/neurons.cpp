@@ -42,7 +42,7 @@ void write_rows(const models::EditSite& site, const at::Tensor& places_E, const 
 MlpWeights MlpWeights::of(const models::Model& model, int layer) {
   MlpWeights weights;
   weights.down = model.edit_site(layer);
-  for (const auto& tensor : models::expected_tensors(model.family(), model.config())) {
+  for (const auto& tensor : model.weight_table()) {
     const bool fused = tensor.part == Part::kGateUp, gate = tensor.part == Part::kGate, up = tensor.part == Part::kUp;
     if (tensor.layer != layer || !(fused || gate || up)) continue;
     if (tensor.bias) {

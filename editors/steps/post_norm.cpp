@@ -49,7 +49,7 @@ PostNorm::PostNorm(const models::Model& model, int layer) {
   const auto on_host = [&](const std::string& name) {
     return devices::to_host(model.weight(name).detach()).to(at::kDouble);
   };
-  for (const auto& tensor : models::expected_tensors(model.family(), config)) {
+  for (const auto& tensor : model.weight_table()) {
     if (tensor.layer != layer || tensor.part != part) continue;
     (tensor.bias ? bias_D_ : gain_D_) = on_host(tensor.name);
   }

@@ -41,10 +41,11 @@ std::vector<std::string> sample_batch(const models::Model& model, const std::vec
                                       size_t begin, size_t end, int64_t length, const EvaluateOptions& options) {
   const auto& tokenizer = model.tokenizer();
   std::vector<std::vector<int64_t>> ids;
-  size_t shortest = static_cast<size_t>(length);
+  size_t shortest = static_cast<size_t>(length), longest = 0;
   for (size_t i = begin; i < end; ++i) {
     ids.push_back(encode_text(tokenizer, prompts[i]));
     shortest = std::min(shortest, ids.back().size());
+    longest = std::max(longest, ids.back().size());
   }
   models::GenerateOptions generate;
   generate.max_new_tokens = length - static_cast<int64_t>(shortest);
@@ -53,6 +54,9 @@ std::vector<std::string> sample_batch(const models::Model& model, const std::vec
   generate.seed = options.seed;
   generate.first_row = static_cast<int64_t>(first + begin);  // a text's numbers do not depend on its batch
   generate.cancel = options.cancel;
+  if (model.config().positions == models::Positions::kLearned)  // has room for all, or refuses the longest prompt
+    generate.max_new_tokens = std::min(generate.max_new_tokens,
+                                       std::max<int64_t>(1, model.max_positions() + 1 - static_cast<int64_t>(longest)));
   const auto sampled = generate.max_new_tokens > 0 ? models::generate(model, ids, generate) : decltype(ids)(ids.size());
   std::vector<std::string> texts;
   for (size_t r = 0; r < ids.size(); ++r) {

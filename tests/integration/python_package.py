@@ -702,9 +702,9 @@ class Process(Case):
         del again
         narrow = emend.load(str(MODEL), device_map="sim:2", max_memory="sim:0=1200KiB,sim:1=1200KiB")
         with self.assertRaisesRegex(emend.Error, "out of memory"):
-            narrow.generate([TEXT * 60], max_new_tokens=2)
+            narrow.logits([TEXT * 60])
         del narrow
-        emend.load(str(MODEL), device_map="sim:2").generate([TEXT * 60], max_new_tokens=2)  # the limit went with its model
+        emend.load(str(MODEL), device_map="sim:2").logits([TEXT * 60])  # the limit went with its model
 
     def test_torch_works_beside_it(self):
         layer = torch.nn.Linear(4, 4)

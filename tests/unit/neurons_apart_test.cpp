@@ -6,6 +6,7 @@
 #include <emend/editors/registry.h>
 #include <emend/models/checkpoint.h>
 #include <emend/workflow/changes.h>
+#include <emend/workflow/session.h>
 #include <gtest/gtest.h>
 
 #include <set>
@@ -133,6 +134,9 @@ TEST(NeuronsApart, ALaterPackTakesOtherPlacesWithTheSameNeurons) {
     const auto merged = editors::merge_packs(packs).pack;
     EXPECT_EQ(written(before, weights_with(model, {&merged}), width), wanted);
 
+    packs[1].pack.extra[editors::kNeuronsToSpare].erase("2");
+    EXPECT_TRUE(editors::merge_packs(packs).pack.extra[editors::kNeuronsToSpare].contains("2")) << "of the other part";
+
     const auto once = packs[1].pack;  // a second time there is nothing to do
     editors::move_apart(packs, editors::originals_of(model.checkpoint()));
     EXPECT_EQ(neurons_in(packs[1].pack), neurons_in(once));
@@ -161,6 +165,36 @@ TEST(NeuronsApart, PacksInALoadedModelAreMovedToo) {
   EXPECT_EQ(written(before, testing::all_weights(model), width), second);
   other.take_out();
   EXPECT_TRUE(testing::changed_weights(model, before).empty());
+}
+
+// What each of them writes stays as it is, whoever came before.
+TEST(NeuronsApart, SessionsAndPacksOfOneModelTakeOtherNeurons) {
+  models::Model model = testing::tiny_model(), fresh = testing::tiny_model();
+  const Weights before = testing::all_weights(model);
+  const EditPack pack = edit(fresh, facts_of("Cleo", "Dan"));
+  const auto latch = [&] {
+    return editors::make_editor("latch", hparams::parse_hparams(kSettings, "test.yaml"), model);
+  };
+  workflow::RunOptions options;
+  options.templates = testing::tiny_contexts();
+  options.watch = false;
+  workflow::Session one(model, latch(), options), two(model, latch(), options);
+  (void)one.edit(facts_of("Ada", "Ben"));
+  workflow::Changes other(model);
+  other.put_in(pack, {}, "pack");
+  (void)two.edit(facts_of("Eve", "Finn"));
+  (void)one.edit(facts_of("Gil", "Hal"));
+  const auto first = neurons_in(one.pack()), second = neurons_in(two.pack());
+  const size_t all = first.size() + second.size() + neurons_in(pack).size();
+  EXPECT_EQ(first.size(), 2 * second.size());
+  EXPECT_EQ(written(before, testing::all_weights(model), model.edit_site(1).in_features).size(), all);
+
+  EditPack fixed = pack;
+  fixed.extra.erase(editors::kNeuronsToSpare);
+  fixed.extra["name"] = "another pack";
+  workflow::Changes late(model);
+  testing::expect_error(ErrorClass::kInvalidArgument, {"late", "are written by both"},
+                        [&] { late.put_in(fixed, {}, "late"); });
 }
 
 TEST(NeuronsApart, WhereAPackNamesNoOtherPlacesTheConflictHasAName) {
@@ -207,6 +241,52 @@ TEST_F(NeuronsInAFolder, PacksComeAndGoInAnyOrder) {
   EXPECT_EQ(written(before, testing::all_weights(load()), width), written(before, testing::all_weights(two), width));
   ledger.revert_all();
   EXPECT_TRUE(testing::changed_weights(load(), before).empty());
+}
+
+TEST_F(NeuronsInAFolder, PacksMayNameTheWeightsOtherwise) {
+  models::Model one = load(), two = load();
+  const Weights before = testing::all_weights(one);
+  const auto ada = saved("ada", edit(one, facts_of("Ada", "Ben")));
+  EditPack bare = edit(two, facts_of("Cleo", "Dan"));
+  for (auto& delta : bare.deltas) delta.weight = delta.weight.substr(std::string("model.").size());
+  editors::Ledger ledger(folder());
+  (void)ledger.apply({ada});
+  (void)ledger.apply({saved("cleo", bare)});
+  const int64_t width = one.edit_site(1).in_features;
+  auto wanted = written(before, testing::all_weights(one), width);
+  wanted.merge(written(before, testing::all_weights(two), width));
+  EXPECT_EQ(written(before, testing::all_weights(load()), width), wanted);
+}
+
+TEST_F(NeuronsInAFolder, AnOrderInWhichTheyMeetIsRefused) {
+  models::Model one = load(), two = load();
+  EditPack fixed = edit(one, facts_of("Ada", "Ben"));
+  fixed.extra.erase(editors::kNeuronsToSpare);
+  const auto ada = saved("ada", fixed), cleo = saved("cleo", edit(two, facts_of("Cleo", "Dan")));
+  editors::Ledger ledger(folder());
+  const auto first = ledger.apply({ada}), second = ledger.apply({cleo});
+  const Weights both = testing::all_weights(load());
+  testing::expect_error(ErrorClass::kInvalidArgument, {first[0], second[0], "written by both"}, [&] {
+    ledger.reorder({second[0], first[0]});
+  });
+  EXPECT_TRUE(testing::changed_weights(load(), both).empty());
+  ledger.reorder({first[0], second[0]});
+  ledger.revert({first[0]});
+  const auto left = editors::edits_of(folder());
+  ASSERT_EQ(left.size(), 1U);
+  EXPECT_EQ(left[0].pack.id, second[0]);
+}
+
+// A model in memory, and its pack that has no file yet.
+TEST_F(NeuronsInAFolder, ThePackThatItHoldsIsKnownWithoutItsFile) {
+  models::Model one = load();
+  const EditPack pack = edit(one, facts_of("Ada", "Ben"));
+  editors::Ledger ledger(folder());
+  (void)ledger.apply({saved("ada", pack)});
+  models::Model edited = load();
+  workflow::Changes again(edited);
+  testing::expect_error(ErrorClass::kInvalidArgument, {"pack", "already in force in this model"},
+                        [&] { again.put_in(pack, {}, "pack"); });
 }
 
 // Another run, on another day: what the folder holds counts as an earlier batch's.

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <fstream>
 
 namespace emend::tools::serve {
 namespace {
@@ -198,6 +199,12 @@ std::string tar(const fs::path& folder) {
   return archive + std::string(1024, '\0');
 }
 
+std::shared_ptr<std::istream> opened(const fs::path& path) {
+  auto file = std::make_shared<std::ifstream>(path, std::ios::binary);
+  if (!*file) emend::refuse({path.string(), "cannot be read", "a readable file", ""});
+  return file;
+}
+
 Reply download(Api& api, const Request& asked) {
   const auto found = asked.query.find("as");
   const std::string as = found == asked.query.end() ? "pack" : found->second;
@@ -207,7 +214,7 @@ Reply download(Api& api, const Request& asked) {
   Reply reply{.type = "application/octet-stream",
               .headers = {{"Content-Disposition", "attachment; filename=\"" + asked.id + end + "\""}}};
   if (as == "pack" && packs[0].strength == 1) {
-    reply.body = read_file(api.packs.file(asked.id));
+    reply.file = opened(api.packs.file(asked.id));
     return reply;
   }
   static std::atomic<int> number{0};
@@ -230,7 +237,10 @@ Reply download(Api& api, const Request& asked) {
         (void)format.write({.model = model, .pack = *packs[0].pack, .out = out, .lent = lent});
       });
     }
-    reply.body = as == "peft" ? tar(out) : read_file(out);
+    if (as == "peft")
+      reply.body = tar(out);
+    else
+      reply.file = opened(out);  // and has no name below
   } catch (...) {
     failed = std::current_exception();
   }

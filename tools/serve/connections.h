@@ -139,7 +139,7 @@ class Connection : public httplib::Stream {
     return static_cast<ssize_t>(count);
   }
   ssize_t write(const char* from, size_t size) override {
-    return is_writable() ? ::send(socket_, from, size, MSG_NOSIGNAL) : -1;
+    return ready(POLLOUT, write_seconds_) ? ::send(socket_, from, size, MSG_NOSIGNAL) : -1;  // also to half a one
   }
   void get_remote_ip_and_port(std::string&, int&) const override {}
   void get_local_ip_and_port(std::string&, int&) const override {}

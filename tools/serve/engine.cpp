@@ -140,17 +140,20 @@ EngineFigures Engine::figures() const {
 void Engine::loop() {
   begin({});
   for (;;) {
-    std::deque<Exclusive*> exclusive;
+    Exclusive* exclusive = nullptr;  // one a turn: rows that run go on between them
     std::vector<Task> joined;
     {
       std::unique_lock lock(mutex_);
       wake_.wait(lock, [&] { return stop_ || !exclusive_.empty() || !waiting_.empty() || !running_.empty(); });
       if (stop_) break;
-      exclusive.swap(exclusive_);
+      if (!exclusive_.empty()) {
+        exclusive = exclusive_.front();
+        exclusive_.pop_front();
+      }
       joined = admit();
       figures_.running = std::ssize(running_) + std::ssize(joined);
     }
-    for (auto* one : exclusive) run(*one);
+    if (exclusive) run(*exclusive);
     advance(std::move(joined));
   }
   const auto stopped = std::make_exception_ptr(HttpError(503, "the server is being stopped"));
@@ -343,7 +346,11 @@ void Engine::run(Exclusive& exclusive) {
   } catch (...) {
     exclusive.error = told();
   }
-  if (!aside.empty()) in_force_ = std::make_unique<InForce>(model_, aside);
+  try {
+    if (!aside.empty()) in_force_ = std::make_unique<InForce>(model_, aside);
+  } catch (...) {
+    fail_all(told());
+  }
   const std::lock_guard lock(mutex_);
   exclusive.done = true;
   wake_.notify_all();

@@ -6,6 +6,7 @@
 #include <emend/workflow/run_directory.h>
 
 #include <algorithm>
+#include <array>
 #include <mutex>
 
 #include "connections.h"
@@ -149,6 +150,17 @@ struct HttpServer::State {
     to.status = reply.status;
     reply.headers.emplace("Content-Security-Policy", kPolicy);
     for (const auto& [name, value] : reply.headers) to.set_header(name, value);
+    if (const auto file = reply.file) {
+      file->seekg(0, std::ios::end);
+      const auto size = static_cast<size_t>(file->tellg());
+      to.set_content_provider(size, reply.type, [file](size_t offset, size_t length, auto& sink) {
+        std::array<char, 1 << 16> part;
+        file->seekg(static_cast<std::streamoff>(offset));
+        return file->read(part.data(), static_cast<std::streamsize>(std::min(length, part.size()))) &&
+               sink.write(part.data(), static_cast<size_t>(file->gcount()));
+      });
+      return;
+    }
     if (!reply.stream) {
       to.set_content(std::move(reply.body), reply.type);
       return;

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <functional>
+#include <istream>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -65,6 +66,7 @@ struct Reply {
   int status = 200;
   std::map<std::string, std::string> headers = {};
   std::function<void(const Write&)> stream = {};  ///< server-sent events instead of a body
+  std::shared_ptr<std::istream> file = {};        ///< instead of a body: read as it is sent
 };
 [[nodiscard]] Reply json_reply(const nlohmann::ordered_json& document, int status = 200);
 /// "data: {…}\n\n"

@@ -197,7 +197,7 @@ class Bench {
     const Measure all = measured(*model_, [&] { result = session.edit(facts); });
     if (result.contexts) contexts = result.contexts;
     edited.targets = {result.seconds["targets"], 1e-9 * static_cast<double>(result.flops["targets"]), all.peak_bytes};
-    edited.insert.seconds = result.seconds["insert"];
+    edited.insert = {result.seconds["insert"], 1e-9 * static_cast<double>(result.flops["insert"]), {}};
     if (facts.size() == facts_.facts.size())
       edited.metrics =
           evaluation::evaluate(*model_, facts_, {"counterfact"}, {.cancel = common_.cancel}).summary["counterfact"];

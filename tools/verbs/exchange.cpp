@@ -109,7 +109,7 @@ struct ExportArguments {
 std::string card(const ExportArguments& options, const models::Model& model) {
   namespace fs = std::filesystem;
   const fs::path base = model.checkpoint().path();
-  const auto before = fs::is_regular_file(base) ? editors::described_edits(base) : editors::packs_in_force(base);
+  const auto before = editors::edits_of(base);
   const auto packs = mapped(options.packs, editors::load_pack);
   std::vector<workflow::CardPack> told;
   if (options.to == "model" || options.to == "gguf")  // an adapter holds none of what its base does

@@ -121,14 +121,6 @@ std::vector<int64_t> parse_ids(const std::string& text) {
   return ids;
 }
 
-// Rows that are longer than the model can read would take minutes and end in noise; some grow with the text.
-void require_room(const std::string& where, const std::vector<int64_t>& row, const models::Model& model) {
-  if (model.config().rotary_depends_on_length()) return;
-  if (std::ssize(row) > model.max_positions())
-    refuse({where, "a prompt of " + counted(row.size(), "token"),
-            "at most " + std::to_string(model.max_positions()) + ", as many as the model was made for", ""});
-}
-
 void warn_of_length(const std::vector<std::vector<int64_t>>& rows, const models::Model& model, int64_t more,
                     const Log& log) {
   int64_t longest = 0;
@@ -145,7 +137,7 @@ int continue_ids(const GenerateArguments& options, const std::vector<std::vector
                  const models::Model& model, const Packs& packs, models::GenerateOptions generate,
                  const Common& common) {
   for (const auto& row : rows) {
-    require_room("--ids", row, model);
+    models::require_room(model, row, "--ids");
     for (const int64_t id : row)
       if (id < 0 || id >= model.vocab_size())
         refuse({"--ids", "id " + std::to_string(id), "0 to " + std::to_string(model.vocab_size() - 1),
@@ -209,7 +201,7 @@ int continue_texts(const GenerateArguments& options, const std::vector<std::stri
     const std::string where = source_of(options, rows.size());
     rows.push_back(tokenizer.encode_prompt(packs.runtime().prefix(prompt) + prompt).ids);
     if (rows.back().empty()) refuse({where, "an empty text", "at least one token", ""});
-    require_room(where, rows.back(), model);
+    models::require_room(model, rows.back(), where);
   }
   if (!options.ignore_eos) generate.stop_ids = tokenizer.eos_ids();
   warn_of_length(rows, model, generate.max_new_tokens, common.log);

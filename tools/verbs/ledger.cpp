@@ -3,6 +3,7 @@
 #include <emend/core/setting.h>
 #include <emend/core/text.h>
 #include <emend/editors/packs/ledger.h>
+#include <emend/editors/packs/merge.h>
 #include <emend/models/checkpoint.h>
 #include <emend/models/gguf/gguf_file.h>
 #include <emend/models/gguf/gguf_writer.h>
@@ -48,6 +49,25 @@ int print_ledger(const editors::Ledger& ledger, const std::string& folder, const
     text += "\n";
   }
   common.print(listing(ledger), text);
+  return 0;
+}
+
+// What a GGUF file says of the edits in its weights.
+int print_described(const std::string& file, const Common& common) {
+  auto edits = nlohmann::ordered_json::array();
+  std::string text = file + "\n";
+  for (const auto& [name, pack] : editors::described_edits(file)) {
+    std::vector<std::string> subjects;
+    for (const auto& fact : pack.facts)
+      if (subjects.size() < 3) subjects.push_back(editors::text_of(fact, "subject"));
+    edits.push_back({{"editor", pack.editor}, {"facts", pack.facts.size()}, {"subjects", subjects}});
+    text += "  in its weights  " + pack.editor + "  " + counted(pack.facts.size(), "fact") +
+            (subjects.empty() ? "" : "  (" + join(subjects) + (pack.facts.size() > subjects.size() ? ", …)" : ")")) +
+            "\n";
+  }
+  text +=
+      edits.empty() ? "  no edits\n" : "  They cannot be taken back from this file: keep the one that was edited.\n";
+  common.print({{"edits", edits}}, text);
   return 0;
 }
 
@@ -141,9 +161,10 @@ VerbRun setup_reorder(Options& o) {
 }
 
 VerbRun setup_list(Options& o) {
-  auto& options = common_setup(o);
+  auto& options = common_setup(o, " or GGUF file");
   return [&options](Common& common) {
     const std::string folder = open_named(options.model)->path().string();
+    if (std::filesystem::is_regular_file(folder)) return print_described(folder, common);
     return print_ledger(editors::Ledger(folder, common.log), folder, common);
   };
 }

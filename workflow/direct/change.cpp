@@ -113,17 +113,6 @@ bool writes_into_stream(const models::ExpectedTensor& tensor) {
 // The tensors of a layer's table, by part.
 using Tables = std::vector<models::ExpectedTensor>;
 
-// Under the names of the checkpoint: files may leave the base prefix out, or have another before it.
-Tables tables_of(const models::Model& model) {
-  Tables tables = models::expected_tensors(model.family(), model.config());
-  std::map<std::string, std::string> own;
-  for (const auto& name : model.weight_names())
-    for (const auto& spelling : models::table_spellings(model.family(), name)) own.emplace(spelling, name);
-  for (auto& tensor : tables)
-    if (const auto found = own.find(tensor.name); found != own.end()) tensor.name = found->second;
-  return tables;
-}
-
 DirectFigures figures_of(const editors::WeightDelta& delta, Part part, const editors::ApplyReport& report,
                          double left) {
   return {delta.layer, delta.weight, part, report.weight_norm > 0 ? report.delta_norm / report.weight_norm : 0, left};
@@ -277,7 +266,7 @@ std::pair<at::Tensor, double> constant_reader(DirectKeys& keys, const Place& pla
 std::map<int, std::string> output_biases(const models::Model& model) {
   std::map<int, std::string> names;
   if (model.config().mlp_post_norm()) return names;
-  for (const auto& tensor : tables_of(model))
+  for (const auto& tensor : model.weight_table())
     if (tensor.part == Part::kDown && tensor.bias) names[tensor.layer] = tensor.name;
   return names;
 }
@@ -312,7 +301,7 @@ DirectChange ablate_directions(models::Model& model, std::span<const Directions>
                                const DirectChangeOptions& options, const Handles& lent) {
   const at::NoGradGuard no_grad;
   require_directions_fit(model, directions, options);
-  const auto tables = tables_of(model);
+  const auto tables = model.weight_table();
   auto keys = make_direct_keys();
   if (!options.spared.empty()) {
     require_one_mlp(model.config(), "ablate", false, true);
@@ -401,7 +390,7 @@ bool changes_biases(const models::Model& model, const std::string& way, models::
   const auto in_range = [&](int layer) { return layers.contains(layer); };
   if (way == "bake")
     return std::ranges::any_of(output_biases(model), in_range, [](const auto& one) { return one.first; });
-  return way == "ablate" && std::ranges::any_of(tables_of(model), [&](const models::ExpectedTensor& tensor) {
+  return way == "ablate" && std::ranges::any_of(model.weight_table(), [&](const models::ExpectedTensor& tensor) {
            return tensor.bias && writes_into_stream(tensor) && in_range(tensor.layer);
          });
 }

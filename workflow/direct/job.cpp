@@ -99,7 +99,7 @@ void write_page(const fs::path& folder, const ordered_json& document, const std:
 std::string describe(ordered_json& document, const DirectChange& change) {
   const bool ablated = change.pack.editor == "ablate";
   document["change"] = ordered_json::array();
-  document["left"] = ablated ? "left of the direction" : "spread of the share";
+  if (!change.figures.empty()) document["left"] = ablated ? "left of the direction" : "spread of the share";
   double largest = 0;
   for (const auto& f : change.figures) {
     document["change"].push_back(

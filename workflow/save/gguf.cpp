@@ -9,6 +9,8 @@
 #include <emend/models/gguf/gguf_writer.h>
 #include <emend/workflow/save_formats.h>
 
+#include <cmath>
+
 namespace emend::workflow {
 
 // The original with what the pack changes of the weight, or nothing if that is none of its.
@@ -53,17 +55,23 @@ SaveFormat save_gguf() {
     options.progress = request.lent.progress;
     const auto report = models::write_gguf(request.model, request.out, options);
     auto changed = nlohmann::ordered_json::array();
+    const auto percent = [](double share) { return std::to_string(static_cast<int>(std::lround(100 * share))) + " %"; };
+    const models::GgufWrittenTensor* worst = nullptr;
     for (const auto& tensor : report.tensors) {
       if (!tensor.changed) continue;
+      if (!worst || tensor.error_of_change > worst->error_of_change) worst = &tensor;
       changed.push_back({{"tensor", tensor.name},
                          {"type", models::to_string(tensor.type)},
                          {"rounding_relative_to_edit", tensor.error_of_change}});
       if (tensor.error_of_change > 0.5)
         request.lent.log.warning("save.gguf", tensor.name + ": rounding to " +
                                                   std::string(models::to_string(tensor.type)) + " takes away " +
-                                                  std::to_string(static_cast<int>(100 * tensor.error_of_change)) +
-                                                  " % of the size of the edit");
+                                                  percent(tensor.error_of_change) + " of the size of the edit");
     }
+    if (worst && worst->error_of_change > 0)
+      request.lent.log.info("save.gguf", "rounding takes at most " + percent(worst->error_of_change) +
+                                             " of the size of the edit (" + worst->name + ", " +
+                                             std::string(models::to_string(worst->type)) + ")");
     return {{"file", request.out.string()}, {"bytes", report.bytes}, {"changed", changed}, {"notes", report.notes}};
   };
   return format;

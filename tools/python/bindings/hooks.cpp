@@ -14,24 +14,29 @@ class Hooks {
       : model_(std::move(model)), session_(std::make_unique<hooks::HookSession>(model_->hooks())) {}
 
   Hooks& capture(const std::string& site, const std::optional<std::vector<int64_t>>& tokens, bool reference) {
+    require_outside("capture");
     session_->capture(parse_site(site), {.reference = reference, .tokens = tokens});
     return *this;
   }
   Hooks& edit(const std::string& site, const py::function& function) {
+    require_outside("edit");
     callables.push_back(callable_of(function));
     session_->edit(parse_site(site), hook_of(callables.back()));
     return *this;
   }
   Hooks& stop_after(const std::string& site) {
+    require_outside("stop_after");
     session_->stop_after(parse_site(site));
     return *this;
   }
   Hooks& enter() {
     session_->attach();
+    attached_ = true;
     return *this;
   }
   // A hook that did not fire is an error, unless another one is on its way already.
   void exit(const py::object& type, const py::object&, const py::object&) {
+    attached_ = false;
     if (type.is_none())
       session_->finish();
     else
@@ -42,8 +47,14 @@ class Hooks {
   std::vector<Callable> callables;
 
  private:
+  // What is asked for is attached when the `with` begins.
+  void require_outside(const char* what) const {
+    if (attached_) refuse({std::string("Hooks.") + what, "asked for inside `with`", "before it", ""});
+  }
+
   std::shared_ptr<models::Model> model_;
   std::unique_ptr<hooks::HookSession> session_;
+  bool attached_ = false;
 };
 
 std::vector<std::string> sites(const models::Model& model) {

@@ -100,13 +100,14 @@ at::Tensor logits(const Model& model, const py::object& inputs) {
 std::vector<std::string> generate(const Model& model, const py::object& prompts, int64_t max_new_tokens,
                                   double temperature, int64_t top_k, double top_p, uint64_t seed) {
   const auto rows = rows_of(model, prompts_of(prompts));
+  for (const auto& row : rows) models::require_room(model, row, "prompts");
   models::GenerateOptions options;
   options.max_new_tokens = max_new_tokens;
   options.temperature = temperature;
   options.top_k = top_k;
   options.top_p = top_p;
   options.seed = seed;
-  if (model.has_tokenizer()) options.stop_ids = model.tokenizer().eos_ids();
+  options.stop_ids = model.tokenizer().eos_ids();
   if (rows.size() == 1)  // several are shared out over the cores, whose threads see no signals
     options.ends = [](int64_t, int64_t) {
       check_signals();

@@ -198,9 +198,10 @@ $("fresh").onclick = () => { answering?.abort(); turns.length = 0; $("chat").rep
 // A statement that ends where the answer begins, and what it is about: a proposal that the user can change.
 function propose(question, text) {
   const sentence = text.split(/(?<!\b(?:Dr|Mr|Mrs|Ms|St|\p{Lu})\.)(?<=[.!?])\s|\n/u)[0].split(/, (?:which|who|where)\b/)[0].replace(/[.!?]+\s*$/, "");
-  const names = (from) => from.match(/(?:\b(?:The|the) )?\p{Lu}[\p{L}\d'’-]*(?: (?:(?:of|the|de|von) )?\p{Lu}[\p{L}\d'’-]*)*/gu) || [];
+  const names = (from) => (from.match(/(?:\b(?:The|the) )?\p{Lu}[\p{L}\d'’-]*(?: (?:(?:of|the|de|von) )?\p{Lu}[\p{L}\d'’-]*)*/gu) || []).filter((name) => !/^(?:The|An?|It)$/.test(name));
   const asked = names(question.replace(/^\W*\p{L}+/u, (word) => word.toLowerCase()));
-  const subject = asked.filter((name) => sentence.includes(name)).sort((a, b) => b.length - a.length)[0] || asked[0] || names(sentence)[0] || "";
+  const said = (name) => { const at = sentence.toLowerCase().indexOf(name.toLowerCase()); return at < 0 ? "" : sentence.slice(at, at + name.length); };
+  const subject = asked.map(said).sort((a, b) => b.length - a.length)[0] || asked[0] || names(sentence)[0] || "";
   if (!sentence.includes(subject)) return {prompt: "", subject};
   const after = sentence.indexOf(subject) + subject.length;
   const verbs = [...sentence.matchAll(/\b(?:is|are|was|were|in|of|by|called|named|speaks?|plays?|wrote)\b/g)].filter((verb) => verb.index >= after);
@@ -471,7 +472,7 @@ $("drop").ondragleave = () => $("drop").classList.remove("over");
 $("drop").ondrop = (event) => { event.preventDefault(); $("drop").classList.remove("over"); take(event.dataTransfer.files[0]); };
 $("text").oninput = () => { $("write").disabled = true; };
 $("check").onclick = check;
-$("write").onclick = () => edit({facts: $("text").value, ...($("pack-name").value && {name: $("pack-name").value})}, $("facts-jobs"));
+$("write").onclick = () => { $("write").disabled = true; edit({facts: $("text").value, ...($("pack-name").value && {name: $("pack-name").value})}, $("facts-jobs")); };
 
 // ---- trace
 $("trace-form").onsubmit = async (event) => {
@@ -513,7 +514,7 @@ function showReport(some) {
   const path = `v1/edits/${$("report-of").value}/report`, frame = $("report-frame");
   $("report-save").disabled = !some;
   frame.hidden = !some || Boolean(token);
-  $("report-note").textContent = !some ? "No edit is done yet." : token ? "Download it to read it." : "";
+  $("report-note").textContent = !some ? "No edit was done since the server was started." : token ? "Download it to read it." : "";
   if (!frame.hidden && frame.getAttribute("src") !== path) frame.src = path;
 }
 $("report-of").onchange = () => showReport(true);
