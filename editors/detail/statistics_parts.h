@@ -5,7 +5,6 @@
 #include <emend/editors/steps/statistics.h>
 
 #include <random>
-#include <span>
 
 namespace emend::editors::detail {
 
@@ -30,14 +29,10 @@ class RowSource {
   [[nodiscard]] virtual bool exhausted() const = 0;
 };
 
-/// `text` absent: sampled. References must outlive the source.
+/// `text` absent: sampled, behind beginnings of this kind. References must outlive the source.
 [[nodiscard]] std::unique_ptr<RowSource> make_row_source(const models::Model& model,
                                                          const std::optional<StatisticsText>& text,
-                                                         const StatisticsOptions& options);
-
-/// Text and talk that the model writes, together, since a pass over more rows takes less for each.
-[[nodiscard]] OrdinaryRows written_rows(const models::Model& model, int64_t text_tokens, int64_t talk_tokens,
-                                        const StatisticsOptions& options);
+                                                         const StatisticsOptions& options, Rows kind = Rows::kText);
 
 /// Longest row.
 [[nodiscard]] int64_t row_limit(const models::Model& model, const StatisticsOptions& options);
@@ -64,7 +59,7 @@ struct Sums {
 /// "count" or "skip".
 [[nodiscard]] std::string name_of(FirstToken first);
 
-[[nodiscard]] int64_t tokens_of(std::span<const std::vector<int64_t>> rows);
+[[nodiscard]] int64_t tokens_of(const std::vector<std::vector<int64_t>>& rows);
 
 /// Adds the keys of these rows, row r to half r mod halves.size(). With a group, batch b is computed by process b mod
 /// size, so that every batch is the one of a single process. `seen` hears the tokens of each batch, whoever had it.

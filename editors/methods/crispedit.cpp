@@ -90,10 +90,9 @@ class CrispEditor final : public NamedEditor {
     const PhaseTimer timer(result, "statistics");
     std::vector<std::vector<int64_t>> text;
     if (!context.sharing.alone())
-      text = ordinary_rows(model, context, h_.text_tokens).text;  // by all, whatever each one has kept
+      text = text_rows(model, h_.text_tokens, context);  // by all, whatever each one has kept
     const auto make = [&](const std::vector<int>& missing) {
-      const auto rows =
-          text_learning_rows(context.sharing.alone() ? ordinary_rows(model, context, h_.text_tokens).text : text);
+      const auto rows = text_learning_rows(context.sharing.alone() ? text_rows(model, h_.text_tokens, context) : text);
       const Curvatures made = curvature_of(model, rows, missing, context);
       StatisticsProvider::Kept kept;
       for (size_t i = 0; i < missing.size(); ++i) kept[missing[i]] = tensors(made[i]);

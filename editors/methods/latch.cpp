@@ -44,7 +44,6 @@
 #include <array>
 #include <charconv>
 #include <cmath>
-#include <iterator>
 #include <numeric>
 #include <random>
 #include <ranges>
@@ -291,10 +290,10 @@ class LatchEditor final : public NamedEditor {
     const bool crowded = std::ssize(subjects) >= h_.crowd;
     if (!text_.empty() && crowded == crowded_) return;
     const int64_t tokens = crowded ? std::max(h_.crowd_tokens, h_.text_tokens) : h_.text_tokens;
-    auto rows = ordinary_rows(model, context, tokens, std::llround(h_.talk * static_cast<double>(tokens)));
-    text_ = std::move(rows.text);
+    text_ = text_rows(model, tokens, context);
     talk_ = text_.size();
-    std::ranges::move(rows.talk, std::back_inserter(text_));
+    if (const int64_t talk = std::llround(h_.talk * static_cast<double>(tokens)); talk > 0)
+      for (auto& row : text_rows(model, talk, context, Rows::kTalk)) text_.push_back(std::move(row));
     passes_.clear();
     crowded_ = crowded;
   }

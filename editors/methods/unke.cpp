@@ -96,7 +96,7 @@ class UnkeEditor final : public NamedEditor {
     Rows rows;
     const size_t prompts = ids.size();
     // Texts are cut into pieces: so many tokens are at least so many pieces.
-    for (const auto& text : ordinary_rows(model, context, h_.ex_data_num * kLongest).text)
+    for (const auto& text : text_rows(model, h_.ex_data_num * kLongest, context))
       for (auto at = text.begin(); at != text.end();) {
         const auto end = at + std::min(kLongest, text.end() - at);
         if (std::ssize(ids) < static_cast<int64_t>(prompts) + h_.ex_data_num) ids.emplace_back(at, end);

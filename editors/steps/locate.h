@@ -234,10 +234,10 @@ struct RenderedBatch {
 /// A tensor where the layer's systems are solved: on the weight's device, or the host if F×F does not fit.
 [[nodiscard]] at::Tensor solve_home(const models::Model& model, const models::EditSite& site);
 
-/// Ordinary text, of at least so many tokens: that of the statistics, else what the model writes. Every process gets
-/// the first one's.
-[[nodiscard]] OrdinaryRows ordinary_rows(const models::Model& model, const EditContext& context, int64_t text_tokens,
-                                         int64_t talk_tokens = 0);
+/// Ordinary text as rows of ids, of at least `tokens` tokens: that of the statistics, else what the model writes. Every
+/// process gets the first one's.
+[[nodiscard]] std::vector<std::vector<int64_t>> text_rows(const models::Model& model, int64_t tokens,
+                                                          const EditContext& context, Rows kind = Rows::kText);
 
 /// Adds the seconds of a scope to a phase, and in an edit the operations.
 class PhaseTimer {

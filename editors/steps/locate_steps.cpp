@@ -376,21 +376,17 @@ RenderedBatch begin_batch(const models::Model& model, std::span<const datasets::
   return batch;
 }
 
-OrdinaryRows ordinary_rows(const models::Model& model, const EditContext& context, int64_t text_tokens,
-                           int64_t talk_tokens) {
+std::vector<std::vector<int64_t>> text_rows(const models::Model& model, int64_t tokens, const EditContext& context,
+                                            Rows kind) {
   const auto read = [&] {
-    OrdinaryRows rows;
-    if (context.statistics) rows = context.statistics->rows(model, text_tokens, talk_tokens);
-    if (!rows.text.empty()) return rows;
+    detail::TokenRows rows;
+    if (context.statistics) rows = context.statistics->rows(model, tokens, kind);
+    if (!rows.empty()) return rows;
     const StatisticsOptions options{.seed = context.seed, .cancel = context.cancel, .progress = context.progress};
-    return detail::written_rows(model, text_tokens, talk_tokens, options);
+    return detail::make_row_source(model, std::nullopt, options, kind)->take(tokens);
   };
   if (context.sharing.alone()) return read();
-  const auto both = of_first_process(context, [&] {
-    const OrdinaryRows rows = read();
-    return nlohmann::json{rows.text, rows.talk};
-  });
-  return {both.at(0).get<detail::TokenRows>(), both.at(1).get<detail::TokenRows>()};
+  return of_first_process(context, read).get<detail::TokenRows>();
 }
 
 at::Tensor solve_home(const models::Model& model, const models::EditSite& site) {

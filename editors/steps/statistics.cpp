@@ -375,40 +375,28 @@ const SecondMoment& CorpusStatistics::get(int layer) const {
 }
 
 // Rows that the model writes are kept like its moments: to write them takes longer than to use them.
-OrdinaryRows CorpusStatistics::rows(const models::Model& model, int64_t text_tokens, int64_t talk_tokens) {
+std::vector<std::vector<int64_t>> CorpusStatistics::rows(const models::Model& model, int64_t tokens, Rows kind) {
   const CorpusState& state = *state_;
-  OrdinaryRows rows;
-  if (state.text) {
-    rows.text = detail::make_row_source(model, state.text, state.options)->take(text_tokens);
-    text_tokens = 0;
-  }
-  // In the place of layers: which of the two.
-  constexpr int kText = 0, kTalk = 1;
-  std::vector<int> written;
-  if (text_tokens > 0) written.push_back(kText);
-  if (talk_tokens > 0) written.push_back(kTalk);
-  const auto make = [&](const std::vector<int>&) {  // both, as they end together
-    const auto made = detail::written_rows(model, text_tokens, talk_tokens, state.options);
-    Kept kept;
-    for (const int which : written) {
-      std::vector<int64_t> ids, lengths;
-      for (const auto& row : which == kText ? made.text : made.talk) {
-        ids.insert(ids.end(), row.begin(), row.end());
-        lengths.push_back(std::ssize(row));
-      }
-      kept[which] = {{"ids", at::tensor(ids, at::kLong)}, {"lengths", at::tensor(lengths, at::kLong)}};
+  const auto text = kind == Rows::kText ? state.text : std::nullopt;
+  const auto take = [&] { return detail::make_row_source(model, text, state.options, kind)->take(tokens); };
+  if (text) return take();
+  const auto make = [&](const std::vector<int>&) {
+    std::vector<int64_t> ids, lengths;
+    for (const auto& row : take()) {
+      ids.insert(ids.end(), row.begin(), row.end());
+      lengths.push_back(std::ssize(row));
     }
-    return kept;
+    return Kept{{0, {{"ids", at::tensor(ids, at::kLong)}, {"lengths", at::tensor(lengths, at::kLong)}}}};
   };
-  const std::string what = "sampled rows, " + detail::sampling_rule(model).dump() + ", " + std::to_string(text_tokens) +
-                           " tokens of text, " + std::to_string(talk_tokens) + " of talk";
-  for (auto& [which, packed] : CorpusStatistics::kept(model, what, written, make)) {
-    const int64_t* next = packed.at("ids").const_data_ptr<int64_t>();
-    auto& list = which == kText ? rows.text : rows.talk;
-    const at::Tensor lengths = packed.at("lengths");
-    for (int64_t r = 0; r < lengths.size(0); ++r, next += std::ssize(list.back()))
-      list.emplace_back(next, next + lengths.const_data_ptr<int64_t>()[r]);
-  }
+  // Of a text's key the rule of sampling is a part where there is no corpus.
+  const std::string name = kind == Rows::kText ? "text" : "talk, " + detail::sampling_rule(model).dump();
+  const std::string what = "sampled " + name + ", " + std::to_string(tokens) + " tokens";
+  const auto packed = CorpusStatistics::kept(model, what, {0}, make).at(0);
+  const int64_t* next = packed.at("ids").const_data_ptr<int64_t>();
+  const at::Tensor lengths = packed.at("lengths");
+  std::vector<std::vector<int64_t>> rows;
+  for (int64_t r = 0; r < lengths.size(0); ++r, next += std::ssize(rows.back()))
+    rows.emplace_back(next, next + lengths.const_data_ptr<int64_t>()[r]);
   return rows;
 }
 

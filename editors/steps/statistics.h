@@ -46,11 +46,10 @@ class SecondMoment {
   std::shared_ptr<State> state_;
 };
 
-/// Ordinary text as rows of token ids.
-struct OrdinaryRows {
-  std::vector<std::vector<int64_t>> text = {};  ///< that of the moments
-  /// What people say to each other, as the model writes it: what an encyclopedia hardly has.
-  std::vector<std::vector<int64_t>> talk = {};
+/// Ordinary rows of text.
+enum class Rows {
+  kText,  ///< that of the moments
+  kTalk,  ///< what people say to each other, as the model writes it: what an encyclopedia hardly has
 };
 
 /// Gives second moments to editors. What is given refers to the model as it was at the first prepare(): sequential
@@ -62,9 +61,10 @@ class StatisticsProvider {
   virtual void prepare(const models::Model& model, const std::vector<int>& layers) = 0;
   /// Throws Error(kInvalidArgument) if the layer was not prepared.
   [[nodiscard]] virtual const SecondMoment& get(int layer) const = 0;
-  /// At least so many tokens of each; nothing if there is no text.
-  [[nodiscard]] virtual OrdinaryRows rows(const models::Model& model, int64_t text_tokens, int64_t talk_tokens = 0) {
-    (void)model, (void)text_tokens, (void)talk_tokens;
+  /// At least `tokens` tokens as rows of ids; nothing if there is no text.
+  [[nodiscard]] virtual std::vector<std::vector<int64_t>> rows(const models::Model& model, int64_t tokens,
+                                                               Rows kind = Rows::kText) {
+    (void)model, (void)tokens, (void)kind;
     return {};
   }
   /// What an editor derives from that text, the model as it is and each of these layers, under the name `what`: made
@@ -144,7 +144,8 @@ class CorpusStatistics : public StatisticsProvider {
   /// most 64 MiB of text are considered.
   void prepare(const models::Model& model, const std::vector<int>& layers) override;
   [[nodiscard]] const SecondMoment& get(int layer) const override;
-  [[nodiscard]] OrdinaryRows rows(const models::Model& model, int64_t text_tokens, int64_t talk_tokens = 0) override;
+  [[nodiscard]] std::vector<std::vector<int64_t>> rows(const models::Model& model, int64_t tokens,
+                                                       Rows kind = Rows::kText) override;
   [[nodiscard]] Kept kept(const models::Model& model, const std::string& what, const std::vector<int>& layers,
                           const MakeKept& make) override;
   [[nodiscard]] nlohmann::json describe() const override;

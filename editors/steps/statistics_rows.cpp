@@ -1,4 +1,3 @@
-#include <emend/core/mapped.h>
 #include <emend/core/setting.h>
 #include <emend/editors/detail/statistics_parts.h>
 #include <emend/models/compute_copy.h>
@@ -100,164 +99,108 @@ class TextRows final : public RowSource {
   int64_t given_ = 0;
 };
 
-// Texts of one kind, as the model writes them.
-struct Writing {
-  std::span<const char* const> beginnings;
-  int64_t wanted = 0;  // tokens
-  int64_t begun = 0;   // texts, those that were passed over included
-  TokenRows rows = {};
-
-  [[nodiscard]] int64_t missing() const { return wanted - tokens_of(rows); }
-};
-
 class SampledRows final : public RowSource {
  public:
-  SampledRows(const models::Model& model, const StatisticsOptions& options)
-      : model_(model), options_(options), length_(std::min(kSampledLength, row_limit(model, options))) {
+  SampledRows(const models::Model& model, const StatisticsOptions& options, Rows kind)
+      : model_(model), options_(options), beginnings_(kind == Rows::kTalk ? kTalk : kBeginnings) {
     if (const auto dtype = sampling_dtype(model); dtype != model.dtype())
       copy_.emplace(models::compute_copy(model, dtype, 0));
   }
 
-  TokenRows take(int64_t tokens) override { return write({Writing{kBeginnings, tokens, begun_}}).front(); }
-  void skip(int64_t rows) override { begun_ += rows; }
-  [[nodiscard]] bool exhausted() const override { return false; }
-
-  // Of every kind at least what is wanted, in passes over rows of all kinds.
-  std::vector<TokenRows> write(std::vector<Writing> kinds) {
-    int64_t total = 0;
-    std::vector<int64_t> most;  // texts of a kind: a model that ends every one at once would never give enough
-    for (const auto& kind : kinds) {
-      total += kind.wanted;
-      most.push_back(kind.begun + 4 * std::max<int64_t>(1, (kind.wanted + length_ - 1) / length_) + kSampledRows);
-    }
-    for (;;) {
+  TokenRows take(int64_t tokens) override {
+    const int64_t length = std::min(kSampledLength, row_limit(model_, options_));
+    TokenRows rows;
+    // A model that ends every text at once would never give enough.
+    const int64_t most = begun_ + 4 * std::max<int64_t>(1, (tokens + length - 1) / length) + kSampledRows;
+    for (int64_t counted = 0; counted < tokens && begun_ < most;) {
       options_.cancel.check("statistics");
-      std::vector<Pass> passes;
-      int64_t have = 0;
-      for (size_t k = 0; k < kinds.size(); ++k) {
-        have += std::min(kinds[k].wanted, tokens_of(kinds[k].rows));
-        if (kinds[k].missing() > 0 && kinds[k].begun < most[k]) passes.push_back(begin(kinds[k]));
-      }
-      if (passes.empty()) break;
+      const auto wanted =
+          static_cast<int64_t>(kSpareRows * static_cast<double>(tokens - counted) / static_cast<double>(length)) + 1;
       std::mutex mutex;
-      sample(passes, [&](int64_t more) {  // tokens that a group has
+      int64_t have = counted;
+      const auto tell = [&](int64_t more) {  // tokens that a group has
         const std::lock_guard lock(mutex);
         have += more;
         if (options_.progress)
           options_.progress(
-              {"sampling text", static_cast<double>(std::min(have, total)), static_cast<double>(total), ""});
-      });
+              {"sampling text", static_cast<double>(std::min(have, tokens)), static_cast<double>(tokens), ""});
+      };
+      for (auto& row : sample(std::min(kSampledRows, wanted), length, tokens - counted, tell)) {
+        counted += static_cast<int64_t>(row.size());
+        rows.push_back(std::move(row));
+      }
     }
-    begun_ = kinds.front().begun;
-    return mapped(std::move(kinds), [](Writing& kind) { return std::move(kind.rows); });
+    return rows;
   }
+
+  void skip(int64_t rows) override { begun_ += rows; }
+  [[nodiscard]] bool exhausted() const override { return false; }
 
  private:
-  // Texts that are written at once.
-  struct Pass {
-    Writing& kind;
-    TokenRows rows;  // with their beginnings
-    models::GenerateOptions options;
-  };
-
-  Pass begin(Writing& kind) const {
+  TokenRows prompts_of(int64_t n_rows) const {
     const auto& tokenizer = model_.tokenizer();
-    const auto wanted =
-        static_cast<int64_t>(kSpareRows * static_cast<double>(kind.missing()) / static_cast<double>(length_)) + 1;
-    Pass pass{kind, {}, {.temperature = 1, .top_k = kSampledTopK}};
-    pass.options.seed = options_.seed * 1000003 + static_cast<uint64_t>(kind.begun);
-    pass.options.stop_ids = tokenizer.eos_ids();
-    pass.options.cancel = options_.cancel;
-    size_t longest = 2;
-    for (int64_t r = 0; r < std::min(kSampledRows, wanted); ++r) {
-      const auto number = static_cast<size_t>(kind.begun++);
-      auto& row = pass.rows.emplace_back(tokenizer.encode_prompt(kind.beginnings[number % kind.beginnings.size()]).ids);
-      if (row.empty()) row.push_back(tokenizer.bos_id().value_or(0));
-      longest = std::max(longest, row.size());
+    TokenRows prompts;
+    for (int64_t r = begun_; r < begun_ + n_rows; ++r) {
+      prompts.push_back(tokenizer.encode_prompt(beginnings_[static_cast<size_t>(r) % beginnings_.size()]).ids);
+      if (prompts.back().empty()) prompts.back().push_back(tokenizer.bos_id().value_or(0));
     }
-    const int64_t room = row_limit(model_, options_) - static_cast<int64_t>(longest);
-    pass.options.max_new_tokens = std::max<int64_t>(1, std::min(length_ - 2, room));
-    return pass;
+    return prompts;
   }
 
-  // What a group writes of a pass: rows [begin, end), broken off where all of the pass together have enough.
-  struct Share {
-    Pass& pass;
-    int64_t begin, end;
-    bool enough = false;
-
-    [[nodiscard]] int64_t tokens() const {
-      return tokens_of(std::span(pass.rows).subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin)));
-    }
-    void add_to(std::vector<models::BatchRow>& texts) {
-      models::GenerateOptions options = pass.options;
-      // Enough is found between two steps, so that the rows end at one length; what they then still say is not taken.
-      options.on_token = [this](int64_t row, int64_t id) {
-        if (!enough) pass.rows[static_cast<size_t>(row)].push_back(id);
-      };
-      options.ends = [this](int64_t, int64_t) { return enough; };
-      const auto shared = std::make_shared<const models::GenerateOptions>(std::move(options));
-      for (int64_t r = begin; r < end; ++r) texts.push_back({pass.rows[static_cast<size_t>(r)], shared, r});
-    }
-  };
-
-  void sample(std::vector<Pass>& passes, const std::function<void(int64_t)>& tell) {
-    size_t n_rows = 0;
-    for (const auto& pass : passes) n_rows += pass.rows.size();
+  // Texts of at most `length` tokens, broken off where all of them together have `enough`.
+  TokenRows sample(int64_t n_rows, int64_t length, int64_t enough, const std::function<void(int64_t)>& tell) {
+    TokenRows rows = prompts_of(n_rows);
+    size_t longest = 2;
+    for (const auto& row : rows) longest = std::max(longest, row.size());
+    models::GenerateOptions generate;
+    generate.temperature = 1;
+    generate.top_k = kSampledTopK;
+    generate.seed = options_.seed * 1000003 + static_cast<uint64_t>(begun_);
+    generate.stop_ids = model_.tokenizer().eos_ids();
+    generate.max_new_tokens =
+        std::max<int64_t>(1, std::min(length - 2, row_limit(model_, options_) - static_cast<int64_t>(longest)));
+    generate.cancel = options_.cancel;
+    generate.on_token = [&](int64_t row, int64_t id) { rows[static_cast<size_t>(row)].push_back(id); };
+    const auto shared = std::make_shared<const models::GenerateOptions>(std::move(generate));
     const models::Model& writer = copy_ ? *copy_ : model_;
-    const auto groups = static_cast<int64_t>(models::groups_of_rows(writer, n_rows));
+    const auto groups = static_cast<int64_t>(models::groups_of_rows(writer, static_cast<size_t>(n_rows)));
     models::side_by_side(writer, groups, [&](int64_t group) {
-      std::vector<Share> shares;
-      for (auto& pass : passes) {
-        const int64_t n = std::ssize(pass.rows);
-        shares.push_back({pass, n * group / groups, n * (group + 1) / groups});
-      }
+      const int64_t begin = n_rows * group / groups, end = n_rows * (group + 1) / groups;
       std::vector<models::BatchRow> texts;
-      for (auto& share : shares) share.add_to(texts);
-      const int64_t often = kTellEvery * std::ssize(texts);
+      for (int64_t r = begin; r < end; ++r) texts.push_back({rows[static_cast<size_t>(r)], shared, r});
+      const auto tokens = [&] {
+        int64_t all = 0;
+        for (int64_t r = begin; r < end; ++r) all += std::ssize(rows[static_cast<size_t>(r)]);
+        return all;
+      };
+      int64_t told = 0;
       models::RunningBatch batch(writer);
       batch.add(std::move(texts));
-      for (int64_t told = 0;; batch.step()) {
-        int64_t have = 0;
-        bool over = true;
-        for (auto& share : shares) {
-          const int64_t tokens = share.tokens();
-          share.enough = tokens * groups >= share.pass.kind.missing();
-          over = over && share.enough;
-          have += tokens;
-        }
-        over = over || batch.active() == 0;
-        if (over || have - told >= often) tell(have - std::exchange(told, have));
-        if (over) break;
+      for (int64_t have = tokens(); batch.active() > 0 && have * groups < enough; have = tokens()) {
+        if (have - told >= kTellEvery * (end - begin)) tell(have - std::exchange(told, have));
+        batch.step();
       }
+      tell(tokens() - told);
     });
-    const auto limit = static_cast<size_t>(row_limit(model_, options_));
-    for (auto& [kind, rows, options] : passes)
-      for (auto& row : rows) {
-        if (row.size() > limit) row.resize(limit);
-        kind.rows.push_back(std::move(row));
-      }
+    for (auto& row : rows)
+      if (std::ssize(row) > row_limit(model_, options_)) row.resize(static_cast<size_t>(row_limit(model_, options_)));
+    begun_ += n_rows;
+    return rows;
   }
 
   const models::Model& model_;
   const StatisticsOptions& options_;
+  std::span<const char* const> beginnings_;
   std::optional<models::Model> copy_;
-  int64_t length_;     // of a text, at most
-  int64_t begun_ = 0;  // texts that take() gave
+  int64_t begun_ = 0;
 };
 
 }  // namespace
 
 std::unique_ptr<RowSource> make_row_source(const models::Model& model, const std::optional<StatisticsText>& text,
-                                           const StatisticsOptions& options) {
+                                           const StatisticsOptions& options, Rows kind) {
   if (text) return std::make_unique<TextRows>(model, *text, options);
-  return std::make_unique<SampledRows>(model, options);
-}
-
-OrdinaryRows written_rows(const models::Model& model, int64_t text_tokens, int64_t talk_tokens,
-                          const StatisticsOptions& options) {
-  auto rows = SampledRows(model, options).write({Writing{kBeginnings, text_tokens}, Writing{kTalk, talk_tokens}});
-  return {std::move(rows[0]), std::move(rows[1])};
+  return std::make_unique<SampledRows>(model, options, kind);
 }
 
 int64_t row_limit(const models::Model& model, const StatisticsOptions& options) {

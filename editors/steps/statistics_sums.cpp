@@ -90,7 +90,7 @@ std::string name_of(FirstToken first) {
   return first == FirstToken::kCount ? "count" : "skip";
 }
 
-int64_t tokens_of(std::span<const std::vector<int64_t>> rows) {
+int64_t tokens_of(const std::vector<std::vector<int64_t>>& rows) {
   int64_t tokens = 0;
   for (const auto& row : rows) tokens += static_cast<int64_t>(row.size());
   return tokens;

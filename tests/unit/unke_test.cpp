@@ -65,7 +65,7 @@ Goal goal_of(const models::Model& model) {
     goal.prompts_ND.push_back(at_site(model, Site::kLayerOut, goal.prompts[i]));
     goal.prompts_ND.back()[-1].copy_(targets[i].target_D[0]);
   }
-  for (const auto& text : editors::ordinary_rows(model, {}, kTexts * 64).text)
+  for (const auto& text : editors::text_rows(model, kTexts * 64, {}))
     for (size_t at = 0; at < text.size() && goal.texts.size() < kTexts; at += 64) {
       goal.texts.emplace_back(text.begin() + static_cast<int64_t>(at),
                               text.begin() + static_cast<int64_t>(std::min(text.size(), at + 64)));
