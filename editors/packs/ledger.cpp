@@ -276,7 +276,8 @@ std::vector<std::string> Ledger::apply(const std::vector<std::filesystem::path>&
       refuse({path.string(), "the edit " + pack.id + ", named twice", "each pack once", ""});
     respell(pack, there);
     require_base(pack, base_, options, path.string(), here);
-    if (pack.root() != base_ && !options.force) here.forms.push_back(pack.root());
+    if (pack.root() != base_ && !options.force && std::ranges::count(here.forms, pack.root()) == 0)
+      here.forms.push_back(pack.root());
     pack.rebase(base_);
     here.edits.push_back(pack.id);
   }

@@ -289,6 +289,25 @@ TEST_F(NeuronsInAFolder, ThePackThatItHoldsIsKnownWithoutItsFile) {
                         [&] { again.put_in(pack, {}, "pack"); });
 }
 
+// As a folder that was written from a GGUF file, and the packs made for that file.
+TEST_F(NeuronsInAFolder, AFormOfTheBaseThatWasAcceptedStaysAccepted) {
+  models::Model model = load();
+  EditPack pack = edit(model, facts_of("Ada", "Ben"));
+  pack.base_fingerprint = std::string(64, 'c');
+  const auto path = saved("ada", pack);
+  {
+    editors::Ledger ledger(folder());
+    testing::expect_error(ErrorClass::kInvalidArgument, {"cccccccccccc"}, [&] { (void)ledger.apply({path}); });
+    (void)ledger.apply({path}, {.accepted_bases = {pack.base_fingerprint}});
+    ledger.revert_all();
+  }
+  {
+    editors::Ledger ledger(folder());
+    EXPECT_EQ(ledger.apply({path}).size(), 1U);
+    EXPECT_EQ(editors::lineage_of(folder()).forms, std::vector{pack.base_fingerprint});
+  }
+}
+
 // Another run, on another day: what the folder holds counts as an earlier batch's.
 TEST_F(NeuronsInAFolder, AnEditOfAnEditedModelKnowsWhatItHolds) {
   models::Model first = load();
