@@ -20,7 +20,7 @@ struct LogEvent {
   LogLevel level = LogLevel::kInfo;
   std::string name;
   std::string text;
-  nlohmann::json fields;  ///< an object, or null
+  nlohmann::json fields = nlohmann::json::object();
 };
 
 /// Receives events. Implementations must be thread-safe.
@@ -38,14 +38,18 @@ class Log {
   explicit Log(std::vector<std::shared_ptr<LogSink>> sinks);
 
   /// An event without fields, of this level.
-  void debug(std::string_view name, const std::string& text) const { event(LogLevel::kDebug, name, text, nullptr); }
-  void info(std::string_view name, const std::string& text) const { event(LogLevel::kInfo, name, text, nullptr); }
-  void warning(std::string_view name, const std::string& text) const { event(LogLevel::kWarning, name, text, nullptr); }
-  void error(std::string_view name, const std::string& text) const { event(LogLevel::kError, name, text, nullptr); }
+  void debug(std::string_view name, const std::string& text) const { event(LogLevel::kDebug, name, text, no_fields()); }
+  void info(std::string_view name, const std::string& text) const { event(LogLevel::kInfo, name, text, no_fields()); }
+  void warning(std::string_view name, const std::string& text) const {
+    event(LogLevel::kWarning, name, text, no_fields());
+  }
+  void error(std::string_view name, const std::string& text) const { event(LogLevel::kError, name, text, no_fields()); }
   /// With fields for the machine-readable twin (a JSON object).
   void event(LogLevel level, std::string_view name, const std::string& text, const nlohmann::json& fields) const;
 
  private:
+  static nlohmann::json no_fields() { return nlohmann::json::object(); }
+
   std::shared_ptr<const std::vector<std::shared_ptr<LogSink>>> sinks_;
 };
 

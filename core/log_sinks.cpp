@@ -90,7 +90,7 @@ class JsonLinesSink final : public LogSink {
                            {"level", facts_of(event.level).name},
                            {"event", event.name},
                            {"text", event.text},
-                           {"fields", event.fields.is_object() ? event.fields : nlohmann::json::object()}};
+                           {"fields", event.fields}};
     logger_.info("{}", printable(line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)));
   }
 

@@ -143,9 +143,7 @@ int64_t room_for(const models::Model& model, const std::vector<Ids>& prompts, co
     if (!options.names.empty())
       for (const auto& name : options.names[row])  // the model may write it in more tokens
         room = std::max(room, 2 * std::ssize(model.tokenizer().encode_ids(" " + name, false)) + 4);
-  if (model.config().positions == models::Positions::kLearned)
-    room = std::min(room, model.max_positions() + 1 - longest);
-  return std::max<int64_t>(room, 1);
+  return std::max<int64_t>(std::min(room, models::room_behind(model, longest)), 1);
 }
 
 // The prompts `rows`, continued together.
@@ -208,8 +206,7 @@ std::vector<FreeText> write_on(const models::Model& model, const std::vector<std
   std::vector<std::vector<size_t>> groups;
   std::vector<int64_t> costs;
   const auto fits = [&](size_t row) {  // else its text is shorter, and it goes on alone
-    return model.config().positions != models::Positions::kLearned ||
-           std::ssize(ids[row]) + options.max_tokens <= model.max_positions() + 1;
+    return options.max_tokens <= models::room_behind(model, std::ssize(ids[row]));
   };
   for (size_t begin = 0, end = 0; begin < order.size(); begin = end) {
     for (end = begin + 1; end < order.size() && end - begin < static_cast<size_t>(options.rows) && fits(order[end]);)

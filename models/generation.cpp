@@ -80,8 +80,7 @@ void check_row(const Model& model, const BatchRow& row) {
   const std::string prompt = "prompt " + std::to_string(row.row);
   if (row.text.empty())
     refuse({"generation", prompt + " has no tokens", "at least one token", "start with the BOS token"});
-  const int64_t room = model.max_positions() + 1 - std::ssize(row.text);
-  if (model.config().positions == Positions::kLearned && options.max_new_tokens > room)
+  if (options.max_new_tokens > room_behind(model, std::ssize(row.text)))
     refuse({"generation",
             prompt + " of " + std::to_string(row.text.size()) + " tokens with " +
                 std::to_string(options.max_new_tokens) + " new ones",
@@ -399,6 +398,11 @@ void require_room(const Model& model, const std::vector<int64_t>& prompt, const 
   if (!model.config().rotary_depends_on_length() && std::ssize(prompt) > model.max_positions())
     refuse({where, "a prompt of " + counted(prompt.size(), "token"),
             "at most " + std::to_string(model.max_positions()) + ", as many as the model was made for", ""});
+}
+
+int64_t room_behind(const Model& model, int64_t prompt_tokens) {
+  return model.config().positions == Positions::kLearned ? model.max_positions() + 1 - prompt_tokens
+                                                         : std::numeric_limits<int64_t>::max();
 }
 
 Rows generate_together(const Model& model, const Rows& prompts, const GenerateOptions& options,

@@ -89,6 +89,10 @@ struct RunningPass {
 /// take minutes and end in noise. Models whose rotary frequencies grow with the text have no such length.
 void require_room(const Model& model, const std::vector<int64_t>& prompt, const std::string& where);
 
+/// Tokens that a model with learned positions has room for behind a prompt of this length, the last one not read; of
+/// other models as many as one likes.
+[[nodiscard]] int64_t room_behind(const Model& model, int64_t prompt_tokens);
+
 /// Continues every prompt, batched, many without callbacks in groups by cores (groups_of_rows); returns only the new
 /// tokens of each (the stop id is not included). Each row is independent of the others and of the batch it is in: its
 /// random stream depends on `seed` and on `first_row` and its row number. `drafts`: of each prompt, or none; they save

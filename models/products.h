@@ -24,9 +24,8 @@ enum class Activation;
 /// is contiguous; those of few rows on processors with AVX2 alone that are not Intel's read the weight where it lies
 /// (detail/dot_products.h); all others are at::linear's.
 /// All are float32 products of IEEE numbers; they add in different orders. Where the processor does not multiply
-/// bfloat16
-/// (`multiplies_bfloat16()`), products of half-precision numbers on a CPU are computed in float32 and rounded once:
-/// LibTorch has a loop for them that takes some thirty times as long. The result lies where x lies.
+/// bfloat16 (`multiplies_bfloat16()`), products of half-precision numbers on a CPU are computed in float32 and rounded
+/// once: LibTorch has a loop for them that takes some thirty times as long. The result lies where x lies.
 [[nodiscard]] at::Tensor product(const at::Tensor& x_NI, const at::Tensor& weight_OI, const at::Tensor& bias_O = {});
 
 /// A weight that no longer changes, kept also in the order in which oneDNN multiplies it: LibTorch puts bfloat16

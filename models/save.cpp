@@ -16,8 +16,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr uint64_t kShardBytes = 5'000'000'000;
-
 // The weight as the file should hold it. Throws if the narrower dtype cannot hold it.
 at::Tensor as_stored(const at::Tensor& weight, at::ScalarType dtype, const std::string& name) {
   const at::Tensor host = devices::to_host(weight.detach(), devices::Purpose::kHost);
@@ -92,7 +90,7 @@ std::vector<std::string> save_from_other(const Model& model, const fs::path& fol
   }
   // What was not edited is as exact as the file, whatever the model computes in.
   const bool narrow = c10::elementSize(model.dtype()) < 4;
-  detail::write_weight_files(folder, sizes, kShardBytes, [&](const std::string& name) {
+  detail::write_weight_files(folder, sizes, detail::kShardBytes, [&](const std::string& name) {
     const bool original = narrow && std::ranges::count(changed, name) == 0;
     return as_stored(original ? model.checkpoint().read(name) : model.weight(name), dtype, name);
   });

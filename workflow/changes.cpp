@@ -26,9 +26,9 @@ struct Changes::Order {
   };
   std::vector<Step> steps;
   std::vector<Changes*> parties;
-  std::map<std::string, editors::EditPack> packs;  // in force, by what tells packs apart
-  bool kept = false;                               // changes of a party that has ended
-  Neurons neurons;                                 // of parties that have ended
+  std::set<std::string> packs;  // in force, by what tells packs apart
+  bool kept = false;            // changes of a party that has ended
+  Neurons neurons;              // of parties that have ended
   int64_t next = 0;
 
   [[nodiscard]] bool holds_others_than(const Changes* own) const;  // changes or packs of other parties
@@ -136,11 +136,11 @@ void Changes::put_in(const editors::EditPack& pack, const editors::ApplyPackOpti
               "neurons of its own, or the names of others that are free", "revert that edit first"});
   transaction_ = editors::apply_pack(transaction_->model(), all.back().pack, options);
   wrote(all.back().pack.deltas);
-  order_->packs.emplace(pack_ = std::move(id), std::move(all.back().pack));
+  order_->packs.insert(pack_ = std::move(id));
 }
 
 void Changes::made(const editors::EditPack& pack) {
-  if (!pack.deltas.empty()) made_.emplace(identity(pack), pack);  // what lies beside the weights may act twice
+  if (!pack.deltas.empty()) made_.insert(identity(pack));  // what lies beside the weights may act twice
 }
 
 // What was kept and not changed, or put back, is no change.

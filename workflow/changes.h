@@ -57,10 +57,10 @@ class Changes {
 
   std::shared_ptr<Order> order_;
   std::unique_ptr<editors::EditTransaction> transaction_;
-  std::map<std::string, int64_t> since_;           // weight → place of its original in the order
-  std::string pack_;                               // put_in: what tells packs apart
-  std::map<std::string, editors::EditPack> made_;  // packs of its own changes, by the same
-  Neurons neurons_;                                // that it wrote
+  std::map<std::string, int64_t> since_;  // weight → place of its original in the order
+  std::string pack_;                      // put_in: what tells packs apart
+  std::set<std::string> made_;            // packs of its own changes, by the same
+  Neurons neurons_;                       // that it wrote
 };
 
 }  // namespace emend::workflow

@@ -395,8 +395,10 @@ void Ledger::require_apart(const std::vector<std::string>& order) const {
             found.emplace(std::set{one.pack.id, other.pack.id}, what);
     return found;
   };
+  const auto after = overlaps(order);
+  if (after.empty()) return;
   const auto before = overlaps(active_);
-  for (const auto& [pair, what] : overlaps(order))
+  for (const auto& [pair, what] : after)
     if (!before.contains(pair))
       refuse({folder_.string(), "the edits " + join(pair, " and ") + ", which would get in each other's way: " + what,
               "edits whose neurons stay apart", "keep their order, or revert one of these as well"});

@@ -324,7 +324,7 @@ Merge merge_packs(std::span<const NamedPack> packs, OnConflict on_conflict) {
     for (const EditPack* pack : chosen) {  // parts have one base, and so one room and one order of neurons
       if (const auto found = pack->extra.find("spare_neurons"); found != pack->extra.end())
         all.extra["spare_neurons"] = *found;
-      if (const auto found = pack->extra.find(kNeuronsToSpare); found != pack->extra.end())
+      if (const auto found = pack->extra.find(kNeuronsToSpare); found != pack->extra.end() && found->is_object())
         all.extra[kNeuronsToSpare].update(*found);
     }
   }

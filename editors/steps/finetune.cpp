@@ -222,12 +222,14 @@ std::vector<std::string> weights_of_module(const models::Model& model, int layer
   if (const size_t slot = module.find("{}"); slot != std::string::npos) module.replace(slot, 2, std::to_string(layer));
   module = models::without_base(family, module);
   std::vector<std::string> weights, biases;
-  const auto table = models::expected_tensors(family, model.config());
-  const auto own = model.weight_table();
-  for (size_t i = 0; i < table.size(); ++i) {
-    const std::string name = models::without_base(family, table[i].name);
+  const auto tensors = models::expected_tensors(family, model.config());
+  const auto& names = model.weight_names();  // the same list under the checkpoint's own names
+  EMEND_CHECK(names.size() == tensors.size(), "a name a tensor of the family's table");
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const std::string name = models::without_base(family, tensors[i].name);
     const bool meant = name == module || name.starts_with(module + ".");  // EasyEdit's files name the weight itself
-    if (meant && own[i].layer == layer && own[i].expert < 0) (own[i].bias ? biases : weights).push_back(own[i].name);
+    if (meant && tensors[i].layer == layer && tensors[i].expert < 0)
+      (tensors[i].bias ? biases : weights).push_back(names[i]);
   }
   if (weights.empty())
     refuse({where + ": rewrite_module_tmp", "\"" + module_template + "\"",

@@ -54,14 +54,14 @@ std::vector<std::string> sample_batch(const models::Model& model, const std::vec
   generate.seed = options.seed;
   generate.first_row = static_cast<int64_t>(first + begin);  // a text's numbers do not depend on its batch
   generate.cancel = options.cancel;
-  if (model.config().positions == models::Positions::kLearned)  // has room for all, or refuses the longest prompt
-    generate.max_new_tokens = std::min(generate.max_new_tokens,
-                                       std::max<int64_t>(1, model.max_positions() + 1 - static_cast<int64_t>(longest)));
+  // Room for all, or the longest prompt is refused.
+  const int64_t room = std::max<int64_t>(1, models::room_behind(model, static_cast<int64_t>(longest)));
+  generate.max_new_tokens = std::min(generate.max_new_tokens, room);
   const auto sampled = generate.max_new_tokens > 0 ? models::generate(model, ids, generate) : decltype(ids)(ids.size());
   std::vector<std::string> texts;
   for (size_t r = 0; r < ids.size(); ++r) {
-    const size_t room = static_cast<size_t>(length) - std::min(static_cast<size_t>(length), ids[r].size());
-    ids[r].insert(ids[r].end(), sampled[r].begin(), sampled[r].begin() + std::min(room, sampled[r].size()));
+    const size_t left = static_cast<size_t>(length) - std::min(static_cast<size_t>(length), ids[r].size());
+    ids[r].insert(ids[r].end(), sampled[r].begin(), sampled[r].begin() + std::min(left, sampled[r].size()));
     texts.push_back(published_form(tokenizer.decode(ids[r], /*skip_special=*/true)));
   }
   return texts;

@@ -25,6 +25,8 @@ namespace emend::models::detail {
 std::vector<std::string> copy_companions(const std::filesystem::path& from, const std::filesystem::path& to,
                                          bool tokenizer = true);
 
+/// Of a numbered file, at most.
+inline constexpr uint64_t kShardBytes = 5'000'000'000;
 /// Writes tensors (name, stored bytes) as model.safetensors, or in numbered files of at most `shard_bytes` with their
 /// index. `read` gives a tensor as it is to be stored; one file is in memory at a time.
 void write_weight_files(const std::filesystem::path& folder,

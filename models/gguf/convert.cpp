@@ -17,8 +17,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr uint64_t kShardBytes = 5'000'000'000;
-
 std::optional<at::ScalarType> folder_dtype(const std::string& type) {
   if (type.empty()) return std::nullopt;
   if (const auto dtype = plain_dtype(parse_ggml_type(type))) return dtype;
@@ -75,7 +73,7 @@ class FolderWriter {
     if (sizes.empty())
       throw Error(ErrorClass::kCorruption, {checkpoint_.path().string(), "no tensors", "a model with weights", ""});
     double done = 0;
-    detail::write_weight_files(folder_, sizes, options_.shard_bytes.value_or(kShardBytes),
+    detail::write_weight_files(folder_, sizes, options_.shard_bytes.value_or(detail::kShardBytes),
                                [&](const std::string& name) {
                                  at::Tensor stored = as_stored(name, dtypes.at(name));
                                  if (options_.progress)

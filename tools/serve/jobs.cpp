@@ -300,7 +300,7 @@ void Jobs::edit(Job& job) {
     tell(job, {{"event", event.name},
                {"level", event.level == LogLevel::kWarning ? "warning" : "info"},
                {"text", event.text},
-               {"fields", event.fields.is_object() ? event.fields : nlohmann::json::object()}});
+               {"fields", event.fields}});
   })});
   lent.progress = [&](const ProgressUpdate& update) {
     job.cancel.check(update.phase.c_str());

@@ -36,14 +36,18 @@ nlohmann::ordered_json listing(const editors::Ledger& ledger) {
   return {{"base", ledger.base_fingerprint()}, {"edits", edits}};
 }
 
+// "3 facts  (Oslo, …)"
+std::string told(size_t facts, const std::vector<std::string>& subjects) {
+  const std::string more = facts > subjects.size() ? ", …)" : ")";
+  return counted(facts, "fact") + (subjects.empty() ? "" : "  (" + join(subjects) + more);
+}
+
 int print_ledger(const editors::Ledger& ledger, const std::string& folder, const Common& common) {
   std::string text = folder + " (base " + ledger.base_fingerprint().substr(0, 12) + ")\n";
   if (ledger.entries().empty()) text += "  no edits\n";
   for (const auto& entry : ledger.entries()) {
     text += "  " + entry.id + "  " + (entry.active ? "in force" : "reverted") + "  " + entry.editor + "  " +
-            counted(static_cast<size_t>(entry.facts), "fact");
-    const bool more = static_cast<size_t>(entry.facts) > entry.subjects.size();
-    if (!entry.subjects.empty()) text += "  (" + join(entry.subjects) + (more ? ", …)" : ")");
+            told(static_cast<size_t>(entry.facts), entry.subjects);
     if (!entry.whole()) text += "  " + percent(entry.survived) + " survived rounding";
     if (!entry.under.empty()) text += "  on top of " + join(entry.under);
     text += "\n";
@@ -61,9 +65,7 @@ int print_described(const std::string& file, const Common& common) {
     for (const auto& fact : pack.facts)
       if (subjects.size() < 3) subjects.push_back(editors::text_of(fact, "subject"));
     edits.push_back({{"editor", pack.editor}, {"facts", pack.facts.size()}, {"subjects", subjects}});
-    text += "  in its weights  " + pack.editor + "  " + counted(pack.facts.size(), "fact") +
-            (subjects.empty() ? "" : "  (" + join(subjects) + (pack.facts.size() > subjects.size() ? ", …)" : ")")) +
-            "\n";
+    text += "  in its weights  " + pack.editor + "  " + told(pack.facts.size(), subjects) + "\n";
   }
   text +=
       edits.empty() ? "  no edits\n" : "  They cannot be taken back from this file: keep the one that was edited.\n";

@@ -2,14 +2,13 @@
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
 #include <emend/core/setting.h>
+#include <emend/core/text.h>
 #include <emend/devices/route.h>
 #include <emend/editors/packs/ledger.h>
 #include <emend/models/checkpoint.h>
 #include <emend/models/config.h>
 #include <emend/models/gguf/gguf_writer.h>
 #include <emend/workflow/save_formats.h>
-
-#include <cmath>
 
 namespace emend::workflow {
 
@@ -55,7 +54,6 @@ SaveFormat save_gguf() {
     options.progress = request.lent.progress;
     const auto report = models::write_gguf(request.model, request.out, options);
     auto changed = nlohmann::ordered_json::array();
-    const auto percent = [](double share) { return std::to_string(static_cast<int>(std::lround(100 * share))) + " %"; };
     const models::GgufWrittenTensor* worst = nullptr;
     for (const auto& tensor : report.tensors) {
       if (!tensor.changed) continue;
@@ -66,10 +64,10 @@ SaveFormat save_gguf() {
       if (tensor.error_of_change > 0.5)
         request.lent.log.warning("save.gguf", tensor.name + ": rounding to " +
                                                   std::string(models::to_string(tensor.type)) + " takes away " +
-                                                  percent(tensor.error_of_change) + " of the size of the edit");
+                                                  whole_percent(tensor.error_of_change) + " of the size of the edit");
     }
     if (worst && worst->error_of_change > 0)
-      request.lent.log.info("save.gguf", "rounding takes at most " + percent(worst->error_of_change) +
+      request.lent.log.info("save.gguf", "rounding takes at most " + whole_percent(worst->error_of_change) +
                                              " of the size of the edit (" + worst->name + ", " +
                                              std::string(models::to_string(worst->type)) + ")");
     return {{"file", request.out.string()}, {"bytes", report.bytes}, {"changed", changed}, {"notes", report.notes}};
