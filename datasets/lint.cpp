@@ -345,16 +345,9 @@ std::vector<Finding> lint_facts(const FactSet& facts, const std::vector<Finding>
   if (facts.facts.empty() && facts.bad_rows.empty())
     findings.push_back({Severity::kError, "no-facts", Finding::kNoFact, facts.path,
                         "no usable fact in " + counted(static_cast<size_t>(facts.rows), "row")});
-  for (const UnreadKey& key : facts.unread) {
-    const std::string times = key.times == 1 ? "" : " (" + std::to_string(key.times) + " times, first here)";
-    const std::string name = "the key \"" + shorten(key.key, 60) + "\"" + times;
+  for (const UnreadKey& key : facts.unread)
     findings.push_back({key.meant.empty() ? Severity::kNote : Severity::kWarning, "unread-key", Finding::kNoFact,
-                        key.where,
-                        name + " means nothing in this format" +
-                            (!key.meant.empty() ? "; did you mean \"" + key.meant + "\"?"
-                             : key.kept         ? "; it is kept with the fact"
-                                                : "; it is not kept")});
-  }
+                        key.where, detail::unread_text(key)});
   for (const BadRow& row : facts.skipped)
     findings.push_back({Severity::kWarning, "blank-target", Finding::kNoFact, row.where,
                         "a row without a target, left out: " + row.text});

@@ -142,6 +142,8 @@ class Loader {
                 set_.path + ": " + std::to_string(set_.bad_rows.size()) + " of " + std::to_string(set_.rows) +
                     " rows cannot be used and are left out (first " + set_.bad_rows.front().text + ")",
                 {{"path", set_.path}, {"bad", set_.bad_rows.size()}, {"rows", set_.rows}});
+    for (const UnreadKey& key : set_.unread)
+      if (!key.meant.empty()) log.warning("facts.unread_key", key.where + ": " + detail::unread_text(key));
     if (set_.facts.empty() && !options_.allow_empty) refuse_empty();
     set_.fingerprint = fingerprint(set_.facts, set_.groups);
     return std::move(set_);

@@ -19,18 +19,13 @@ namespace {
 
 std::atomic<int64_t> counted_flops{0};
 
-// Where oneDNN is the faster of the two in float32, measured with one thread and two on weights of 0.3 to 30 million
-// numbers: always for up to 15 rows (two to ten times at 2 and 3) and from 64 on; between them it puts the weight into
-// another order at each call, which only large weights are worth and transposed ones do not need. Below the least its
-// set-up costs more.
-constexpr int64_t kLeastWeight = int64_t{1} << 18, kFewRows = 16, kManyRows = 64;
-constexpr int64_t kWorthFew = 20'000'000, kWorthSome = 2'000'000;  // numbers in a weight, for 16 to 31 rows, 32 to 63
+// Where oneDNN is faster than MKL in float32, measured with one thread and two on weights of 0.3 to 30 million numbers.
+// Below the least its set-up costs more.
+constexpr int64_t kLeastWeight = int64_t{1} << 18;
 
 bool onednn_pays(int64_t rows, const at::Tensor& weight_OI) {
   const int64_t weight = weight_OI.numel();
-  if (weight < kLeastWeight) return rows >= kManyRows && 2 * rows * weight >= int64_t{1} << 24;
-  if (rows < kFewRows || rows >= kManyRows || !weight_OI.is_contiguous()) return true;
-  return weight >= (rows < 2 * kFewRows ? kWorthFew : kWorthSome);
+  return weight >= kLeastWeight || (rows >= 64 && 2 * rows * weight >= int64_t{1} << 24);
 }
 
 void count(const at::Tensor& x, const at::Tensor& weight) noexcept {
@@ -67,20 +62,21 @@ bool without_gaps(const at::Tensor& weight) {
   return weight.is_contiguous() || weight.t().is_contiguous();
 }
 
-// Whether the product of few rows is computed where the weight lies. On processors that are not Intel's, MKL puts the
-// weight into another order at each call, as oneDNN does with AVX2. Measured with one thread and two: worth it for less
-// than kManyRows rows.
+// Whether the product of 2 to 87 rows is computed where the weight lies: MKL on processors that are not Intel's, and
+// oneDNN with AVX2 or with more than a dozen rows, put it into another order at each call. Measured with one thread and
+// two on weights of 0.1 to 30 million numbers; from 88 rows on oneDNN has another kernel.
+constexpr int64_t kMostInPlace = 87;
+constexpr int64_t kLeastInPlace = int64_t{1} << 14;  // numbers in a weight
+
 bool reads_in_place() noexcept {
 #if defined(__x86_64__)
-  static const bool reads = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                            !__builtin_cpu_supports("avx512f") && !__builtin_cpu_is("intel");
+  static const bool reads =
+      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && !__builtin_cpu_is("intel");
   return reads;
 #else
   return false;
 #endif
 }
-
-constexpr int64_t kLeastInPlace = int64_t{1} << 14;
 
 at::Tensor product_in_place(const at::Tensor& x_NI, const at::Tensor& weight_OI,
                             const std::optional<at::Tensor>& bias) {
@@ -105,7 +101,7 @@ Way fastest_way(const at::Tensor& x, const at::Tensor& weight) {
     return Way::kLibTorch;
   const int64_t rows = x.size(0);
   if (x.size(1) != weight.size(1)) return Way::kLibTorch;  // which says what is wrong
-  if (reads_in_place() && rows > 1 && rows < kManyRows && weight.numel() >= kLeastInPlace && weight.is_contiguous())
+  if (reads_in_place() && rows > 1 && rows <= kMostInPlace && weight.numel() >= kLeastInPlace && weight.is_contiguous())
     return Way::kInPlace;
   return has_fast_products() && onednn_pays(rows, weight) && without_gaps(weight) ? Way::kOneDnn : Way::kLibTorch;
 }

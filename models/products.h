@@ -21,7 +21,7 @@ enum class Activation;
 /// x·Wᵀ + b, recorded by autograd as at::linear is. `weight_OI` may be any view, so that x·W is product(x, W.t()).
 /// Float32 products on a CPU (or a simulated device) whose weight needs no gradient go through oneDNN where that is
 /// faster (`has_fast_products()`), the product is large enough to be worth the call, and the weight (or its transpose)
-/// is contiguous; those of few rows on processors with AVX2 alone that are not Intel's read the weight where it lies
+/// is contiguous; those of few rows on processors with AVX2 that are not Intel's read the weight where it lies
 /// (detail/dot_products.h); all others are at::linear's.
 /// All are float32 products of IEEE numbers; they add in different orders. Where the processor does not multiply
 /// bfloat16 (`multiplies_bfloat16()`), products of half-precision numbers on a CPU are computed in float32 and rounded

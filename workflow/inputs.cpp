@@ -70,6 +70,7 @@ std::vector<datasets::Finding> already_known(const datasets::FactSet& facts, con
 // `together`: of contradictions that the data set intends, which are to be edited one after the other.
 void log_findings(const std::vector<datasets::Finding>& findings, bool together, const Handles& lent) {
   const auto shown = [&](const datasets::Finding& finding) {
+    if (finding.check == "unread-key") return false;  // told as the file is read
     return finding.severity != datasets::Severity::kNote || (together && finding.check == "contradiction");
   };
   size_t seen = 0;
@@ -81,11 +82,13 @@ void log_findings(const std::vector<datasets::Finding>& findings, bool together,
                      std::to_string(seen - kShown) + " more remarks about the facts; emend lint lists them all");
 }
 
-// The rule of emend lint. A contradiction may be meant; one batch then averages its answers, several write the last.
+// The rule of emend lint. A contradiction may be meant; one batch then averages its answers, several write the last, as
+// a long sequence of corrections does.
 void refuse_errors(const std::vector<datasets::Finding>& findings, const RunOptions& options) {
   std::vector<const datasets::Finding*> errors;
   for (const auto& finding : findings)
-    if (const bool apart = options.allow_conflicts || (options.single() && options.batch_size <= 1);
+    if (const bool apart =
+            options.allow_conflicts || options.lifelong() || (options.single() && options.batch_size <= 1);
         finding.severity == datasets::Severity::kError && !(options.fix && finding.fixable()) &&
         !(apart && finding.check == "contradiction"))
       errors.push_back(&finding);

@@ -181,6 +181,10 @@ bool Run::said_enough() const {
                           least_said_ * static_cast<double>(facts_.facts.size()) - kRounding;
 }
 
+bool Run::nothing_edited() const {
+  return complete_ && record_.count(Verdict::kFailed) == std::ssize(facts_.facts);
+}
+
 void Run::execute() {
   if (options_.dry_run) return;
   if (std::exchange(begun_, true)) refuse({"Run", "executed already", "one call of execute()", "make another Run"});

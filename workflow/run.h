@@ -53,6 +53,8 @@ class Run {
   [[nodiscard]] std::string summary() const;
   /// As many facts are said as options.strict (all) or options.min_said ask for.
   [[nodiscard]] bool said_enough() const;
+  /// Every fact failed.
+  [[nodiscard]] bool nothing_edited() const;
   /// The edits: to ask the model, to undo.
   [[nodiscard]] Session& session() noexcept { return *session_; }
   [[nodiscard]] bool stopped() const noexcept { return session_->stopped(); }  ///< by the collapse guard

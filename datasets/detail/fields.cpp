@@ -164,6 +164,14 @@ std::string key_meant_by(const std::string& key, const std::set<std::string>& ke
   return close.empty() || edit_distance(key, close) > std::max(1, static_cast<int>(key.size()) / 5) ? "" : close;
 }
 
+std::string unread_text(const UnreadKey& key) {
+  const std::string times = key.times == 1 ? "" : " (" + std::to_string(key.times) + " times, first here)";
+  return "the key \"" + shorten(key.key, 60) + "\"" + times + " means nothing in this format" +
+         (!key.meant.empty() ? "; did you mean \"" + key.meant + "\"?"
+          : key.kept         ? "; it is kept with the fact"
+                             : "; it is not kept");
+}
+
 std::string slot_prompt(const std::string& prompt, const std::string& subject, const Fields& fields, const char* key) {
   const size_t slots = count_of(prompt, "{}");
   if (slots == 1) return prompt;

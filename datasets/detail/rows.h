@@ -134,6 +134,9 @@ class Fields {
 /// The one of `keys` that `key` is probably a slip of (other capitals or punctuation, a wrong letter), or empty.
 [[nodiscard]] std::string key_meant_by(const std::string& key, const std::set<std::string>& keys);
 
+/// What there is to say of a key that means nothing, without its place.
+[[nodiscard]] std::string unread_text(const UnreadKey& key);
+
 /// The prompt as a template with exactly one "{}": as it is, or with the subject's only occurrence replaced. Throws
 /// Error(kCorruption) if there are several "{}", or none and the subject is absent or occurs more than once.
 [[nodiscard]] std::string slot_prompt(const std::string& prompt, const std::string& subject, const Fields& fields,

@@ -11,18 +11,18 @@ struct DotProducts {
     Vector sums[kRows][kOthers] = {}, x, other[kOthers];
     int64_t whole = 0;
     for (; whole + kWidth<Vector> <= d; whole += kWidth<Vector>) {
-#pragma GCC unroll 4
+#pragma GCC unroll 6
       for (int s = 0; s < kOthers; ++s) load(other[s], matrix + s * step + whole);
-#pragma GCC unroll 4
+#pragma GCC unroll 6
       for (int r = 0; r < kRows; ++r) {
         load(x, x_nd + r * d + whole);
-#pragma GCC unroll 4
+#pragma GCC unroll 6
         for (int s = 0; s < kOthers; ++s) sums[r][s] += x * other[s];
       }
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 4
+#pragma GCC unroll 6
       for (int s = 0; s < kOthers; ++s) {
         float sum = sum_of(sums[r][s]);
         for (int64_t c = whole; c < d; ++c) sum += x_nd[r * d + c] * matrix[s * step + c];
@@ -42,8 +42,10 @@ struct DotProducts {
   template <class Vector>
   [[gnu::always_inline]] static void run(const float* matrix, int64_t step, int64_t count, const float* x_nd, int64_t n,
                                          int64_t d, int64_t S, float* result) {
-    // Four rows with three: what the registers of AVX2 hold.
+    // Four rows with three: what the registers of AVX2 hold. Those of AVX-512 are twice as many.
     int64_t s = 0;
+    if constexpr (kWidth<Vector> == 16)
+      for (; s + 6 <= count; s += 6) all_rows<Vector, 6>(matrix + s * step, step, x_nd, n, d, S, result + s);
     for (; s + 3 <= count; s += 3) all_rows<Vector, 3>(matrix + s * step, step, x_nd, n, d, S, result + s);
     for (; s < count; ++s) all_rows<Vector, 1>(matrix + s * step, step, x_nd, n, d, S, result + s);
   }

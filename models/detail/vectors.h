@@ -25,12 +25,18 @@ template <class Vector>
   std::memcpy(to, &from, sizeof from);
 }
 
-template <class Vector>
-[[gnu::always_inline]] inline float sum_of(const Vector& vector) {
-  float sums = 0;
-#pragma GCC unroll 16
-  for (int i = 0; i < kWidth<Vector>; ++i) sums += vector[i];
-  return sums;
+/// Of its numbers, by halves: one after the other each waits for the sum before it.
+[[gnu::always_inline]] inline float sum_of(const Floats4& vector) {
+  const Floats4 pairs = vector + __builtin_shufflevector(vector, vector, 2, 3, 0, 1);
+  return pairs[0] + pairs[1];
+}
+[[gnu::always_inline]] inline float sum_of(const Floats8& vector) {
+  return sum_of(__builtin_shufflevector(vector, vector, 0, 1, 2, 3) +
+                __builtin_shufflevector(vector, vector, 4, 5, 6, 7));
+}
+[[gnu::always_inline]] inline float sum_of(const Floats16& vector) {
+  return sum_of(__builtin_shufflevector(vector, vector, 0, 1, 2, 3, 4, 5, 6, 7) +
+                __builtin_shufflevector(vector, vector, 8, 9, 10, 11, 12, 13, 14, 15));
 }
 
 template <class Work, class... Arguments>

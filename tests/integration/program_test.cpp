@@ -90,6 +90,11 @@ TEST_F(ProgramTest, ContradictionsAreErrorsUnlessInsistedOn) {
   expect_error({"--facts", path("facts.jsonl"), "--model", path("no-model")}, 3,
                {"facts.jsonl:2", "the same prompt"});  // before a model is looked for
   must_run("memit_edit", edit({"--eval", "none", "--allow-conflicts"}));
+  // A long sequence corrects what it said before.
+  const auto corrected =
+      must_run("memit_edit",
+               edit({"--eval", "none", "--protocol", "lifelong", "--batch-size", "1", "--out", path("corrected")}));
+  EXPECT_NE(corrected.err.find("[contradiction]"), std::string::npos) << corrected.err;
 }
 
 TEST_F(ProgramTest, OneValueOfAListNeedsNoBrackets) {

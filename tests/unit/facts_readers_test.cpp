@@ -34,6 +34,15 @@ TEST(FactsReaders, WhatAnswersAndProbesHaveBesideIsKeptOrTold) {
   for (const UnreadKey& key : set.unread) EXPECT_EQ(key.kept, key.key == "own") << key.key;
 }
 
+TEST(FactsReaders, AKeyThatIsProbablyASlipIsToldAsTheFileIsRead) {
+  const auto sink = std::make_shared<testing::CollectedEvents>();
+  const std::string row = R"({"prompt": "{} is", "subject": "A", "target_new": "x", "own": 1, "paraphrases": ["A"]})";
+  (void)parse_facts(row, "f.json", {}, Log({sink}));
+  ASSERT_EQ(sink->events.size(), 1U);
+  EXPECT_EQ(sink->events[0].level, LogLevel::kWarning);
+  expect_parts(sink->events[0].text, {"f.json:1: the key \"paraphrases\"", "did you mean"});
+}
+
 TEST(FactsReaders, FactsWithoutANumberTakeNone) {
   const std::string bare = R"({"prompt": "{} is", "subject": "A", "target_new": "x"})";
   const FactSet set =

@@ -82,7 +82,8 @@ int run_stats(const StatsArguments& options, const Common& common) {
   return 0;
 }
 
-// 6 where fewer facts are said than --strict (all) or --min-said ask for, 4 if the collapse guard stopped the run.
+// 6 where fewer facts are said than --strict (all) or --min-said ask for, 4 if the collapse guard stopped the run or no
+// fact could be edited.
 int run_edit(RunOptions options, Common& common) {
   if (options.facts.file.empty())
     refuse({"--resume", (options.out.empty() ? "no --out" : options.out + " holds no run that was interrupted"),
@@ -96,7 +97,7 @@ int run_edit(RunOptions options, Common& common) {
   }
   run.execute();
   if (speaks) common.print(run.results(), run.summary());
-  if (run.stopped()) return exit_code(ErrorClass::kNumeric);
+  if (run.stopped() || run.nothing_edited()) return exit_code(ErrorClass::kNumeric);
   return run.said_enough() ? 0 : 6;
 }
 
