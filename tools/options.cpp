@@ -82,12 +82,12 @@ void add_model_options(Options& o, ModelOptions& options) {
            {.type = "DTYPE"});
 }
 
-void add_pack_option(Options& o, std::vector<std::string>& packs, const std::string& what) {
-  o.group("Model").add("--pack", &packs, what, {.type = "FILE"});
+void add_pack_options(Options& o, PackOptions& packs, const std::string& what) {
+  add_base_options(o.group("Model").add("--pack", &packs.files, what, {.type = "FILE"}), packs.apply);
 }
 
-void add_base_options(Options& o, editors::ApplyPackOptions& options, const std::string& force_help) {
-  o.add("--force", &options.force, force_help)
+void add_base_options(OptionGroup group, editors::ApplyPackOptions& options, const std::string& force_help) {
+  group.add("--force", &options.force, force_help)
       .add("--accept-base", &options.accepted_bases,
            "accept packs for the model with this fingerprint (8 digits or more): the same model in another form",
            {.type = "FINGERPRINT", .digits = 8})

@@ -40,11 +40,17 @@ void add_model_options(Options& o, ModelOptions& options);
 [[nodiscard]] models::Model load_named(std::shared_ptr<const models::Checkpoint> checkpoint,
                                        const ModelOptions& options, const Common& common);
 
-/// Adds --pack.
-void add_pack_option(Options& o, std::vector<std::string>& packs,
-                     const std::string& what = "apply this edit pack first (repeatable)");
+/// Edit packs to put into a model, and which to accept.
+struct PackOptions {
+  std::vector<std::string> files;
+  editors::ApplyPackOptions apply;
+};
+/// Adds --pack, and the options of add_base_options.
+void add_pack_options(Options& o, PackOptions& packs,
+                      const std::string& what = "apply this edit pack first (repeatable)");
 /// Adds --force (with this help), --accept-base and --allow-conflicts.
-void add_base_options(Options& o, editors::ApplyPackOptions& options, const std::string& force_help);
+void add_base_options(OptionGroup group, editors::ApplyPackOptions& options,
+                      const std::string& force_help = "apply packs that were made for any other model");
 /// Says which edits in force go with a model that is to be replaced.
 void warn_of_replaced(const std::string& folder, const Log& log);
 

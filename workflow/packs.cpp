@@ -1,3 +1,4 @@
+#include <emend/core/setting.h>
 #include <emend/editors/packs/ledger.h>
 #include <emend/editors/packs/neurons_apart.h>
 #include <emend/workflow/packs.h>
@@ -17,8 +18,8 @@ Packs::Packs(models::Model& model, const std::vector<editors::NamedPack>& packs)
 }
 
 std::vector<editors::NamedPack> Packs::load(const models::Checkpoint& checkpoint, const std::vector<std::string>& paths,
-                                            const editors::ApplyPackOptions& options, const std::string& where,
-                                            const std::string& advice) {
+                                            const editors::ApplyPackOptions& options, const std::string& where) {
+  const std::string advice = setting("allow_conflicts") + " adds them all the same";
   if (paths.empty()) return {};
   auto all = editors::packs_in_force(checkpoint.path());
   const size_t before = all.size();

@@ -29,10 +29,10 @@ class Packs {
   /// or, where they were made for another model and are accepted all the same, as ones for this. Throws what
   /// editors::load_pack throws; Error(kInvalidArgument) naming the file if one is for another model, or does not go
   /// with another one or with what is in force.
-  [[nodiscard]] static std::vector<editors::NamedPack> load(
-      const models::Checkpoint& checkpoint, const std::vector<std::string>& paths,
-      const editors::ApplyPackOptions& options = {}, const std::string& where = "packs",
-      const std::string& advice = "use one of them, or put them together first (emend merge)");
+  [[nodiscard]] static std::vector<editors::NamedPack> load(const models::Checkpoint& checkpoint,
+                                                            const std::vector<std::string>& paths,
+                                                            const editors::ApplyPackOptions& options = {},
+                                                            const std::string& where = "packs");
   /// Adds packs that load() gave, for this model. Throws as editors::apply_pack and make_runtime.
   void add(models::Model& model, const std::vector<editors::NamedPack>& packs);
   /// The same of one that nobody has judged: also throws Error(kInvalidArgument) if it is for another model.

@@ -16,7 +16,7 @@ struct EvalArguments {
   ModelOptions model;
   FactOptions facts;
   MetricOptions metrics;
-  std::vector<std::string> packs;
+  PackOptions packs;
   uint64_t seed = 0;
 };
 
@@ -26,7 +26,7 @@ int evaluate_named(const EvalArguments& options, Common& common) {
   const auto names = workflow::metric_names(options.metrics, facts);
   workflow::check_metrics(options.metrics, names);
   const auto checkpoint = open_named(options.model);
-  const auto given = workflow::Packs::load(*checkpoint, options.packs);
+  const auto given = workflow::Packs::load(*checkpoint, options.packs.files, options.packs.apply);
   auto model = load_named(checkpoint, options.model, common);
   auto evaluate = workflow::evaluate_options(model, options.metrics, common, options.seed);
   workflow::Packs packs(model);
@@ -36,7 +36,7 @@ int evaluate_named(const EvalArguments& options, Common& common) {
   std::vector<std::pair<std::string, nlohmann::json>> states = {{"before", before.summary}};
   nlohmann::ordered_json document = {
       {"facts", facts.facts.size()}, {"format", facts.format}, {"metrics", before.summary}};
-  if (!options.packs.empty()) {
+  if (!given.empty()) {
     packs.add(model, given);
     evaluate.before = &before;
     evaluate.front = front;
@@ -122,7 +122,7 @@ VerbRun setup_eval(Options& o) {
   add_model_options(o, options.model);
   add_fact_options(o, options.facts, true);
   add_metric_options(o, options.metrics);
-  add_pack_option(o, options.packs, "apply this edit pack first and show both states (repeatable)");
+  add_pack_options(o, options.packs, "apply this edit pack first and show both states (repeatable)");
   o.group("Evaluation").add("--seed", &options.seed, "random seed");
   o.footer =
       "Examples:\n"

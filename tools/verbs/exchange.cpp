@@ -136,8 +136,7 @@ int run_export(const ExportArguments& options, Common& common) {
   if (options.to != "model") models::require_apart(options.out, checkpoint->path());
   if (!folder && std::filesystem::exists(options.out))
     workflow::require_own_kind(workflow::save_format(options.to), options.out);
-  const auto all = workflow::Packs::load(*checkpoint, options.packs, options.apply, "export",
-                                         setting("allow_conflicts") + " adds them all the same");
+  const auto all = workflow::Packs::load(*checkpoint, options.packs, options.apply, "export");
   auto model = load_named(checkpoint, options.model, common);
   for (const auto& one : all) editors::require_shapes(model, one.pack, one.name);
   const auto pack = editors::merge_packs(all, editors::OnConflict::kSum).pack;
@@ -244,7 +243,7 @@ VerbRun setup_export(Options& o) {
       .add("--base", &options.base, "unedited GGUF file of the model, whose other tensors are kept",
            {.type = "FILE", .only = {"gguf"}});
   o.add("--card", &options.card, "also write a model card: what was edited, how it was measured, how to take it back");
-  add_base_options(o, options.apply, "replace --out; accept packs that were made for any other model");
+  add_base_options(o.group(""), options.apply, "replace --out; accept packs that were made for any other model");
   o.footer =
       "Examples\n"
       "  emend export runs/mine/edit.safetensors --to lora --out edit.gguf\n"

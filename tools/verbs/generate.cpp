@@ -52,7 +52,8 @@ struct SteerArguments {
 
 struct GenerateArguments {
   ModelOptions model;
-  std::vector<std::string> prompts, ids, packs;
+  std::vector<std::string> prompts, ids;
+  PackOptions packs;
   std::string prompt_file;
   bool ignore_eos = false;
   SteerArguments steer;
@@ -62,7 +63,7 @@ struct GenerateArguments {
 struct ChatArguments {
   ModelOptions model;
   std::string system, format;
-  std::vector<std::string> packs;
+  PackOptions packs;
   SteerArguments steer;
   models::GenerateOptions generate;
 };
@@ -235,7 +236,7 @@ int run_generate(const GenerateArguments& options, const Common& common) {
   const auto steered = options.steer.read(common.log);
   const auto checkpoint = open_steered(options.model, options.steer);
   require_texts(options, prompts, *checkpoint);
-  const auto given = Packs::load(*checkpoint, options.packs);
+  const auto given = Packs::load(*checkpoint, options.packs.files, options.packs.apply);
   auto model = load_named(checkpoint, options.model, common);
   const Packs packs(model, given);
   const auto steering = steered(model);
@@ -388,7 +389,7 @@ int run_chat(const ChatArguments& options, const Common& common) {
     refuse({"--system", "no UTF-8 at byte " + std::to_string(*at), "UTF-8 text", "convert it first"});
   const auto steered = options.steer.read(common.log);
   const auto checkpoint = open_steered(options.model, options.steer);
-  const auto given = Packs::load(*checkpoint, options.packs);
+  const auto given = Packs::load(*checkpoint, options.packs.files, options.packs.apply);
   auto model = load_named(checkpoint, options.model, common);
   const Packs packs(model, given);
   const auto steering = steered(model);
@@ -409,7 +410,7 @@ VerbRun setup_generate(Options& o) {
       .add("--prompt-file", &options.prompt_file, "file with one long prompt", {.type = "FILE"})
       .add("--ids", &options.ids, "token ids to continue, such as 5,17,3 (repeatable); no tokenizer is needed",
            {.type = "LIST"});
-  add_pack_option(o, options.packs);
+  add_pack_options(o, options.packs);
   add_steer_options(o, options.steer);
   add_sampling_options(o, options.generate);
   o.group("Sampling").add("--ignore-eos", &options.ignore_eos, "go on after the end-of-text token");
@@ -421,7 +422,7 @@ VerbRun setup_chat(Options& o) {
   auto& options = o.arguments<ChatArguments>();
   options.generate.max_new_tokens = 256;
   add_model_options(o, options.model);
-  add_pack_option(o, options.packs);
+  add_pack_options(o, options.packs);
   add_steer_options(o, options.steer);
   o.add("--system", &options.system, "system message", {.type = "TEXT"})
       .add("--chat-format", &options.format, "how turns are written; default: told by the model's template",

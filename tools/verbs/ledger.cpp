@@ -1,6 +1,5 @@
 // apply, revert, list, reorder: the edits of a model folder.
 #include <emend/core/error.h>
-#include <emend/core/setting.h>
 #include <emend/core/text.h>
 #include <emend/editors/packs/ledger.h>
 #include <emend/editors/packs/merge.h>
@@ -106,8 +105,7 @@ int change_model(LedgerArguments& options, const Common& common, const std::func
       refuse({model.string(), edits > 0 ? holds : "a GGUF file, which has no ledger", "a model folder with a ledger",
               edits > 0 ? "start from the file that was edited" : ""});
     if (edits > 0) {
-      (void)Packs::load(*models::open_checkpoint(model.string()), options.edits, options.apply, "apply",
-                        setting("allow_conflicts") + " adds them all the same");
+      (void)Packs::load(*models::open_checkpoint(model.string()), options.edits, options.apply, "apply");
       common.log.warning("ledger.gguf",
                          model.string() + ": " + holds + ", and that the new folder's ledger does not list");
     }
@@ -131,7 +129,7 @@ VerbRun setup_apply(Options& o) {
   auto& options = common_setup(o, " (or, with --out, a GGUF file or ORG/NAME)", true);
   o.add("PACK", &options.edits, "edit packs, applied in this order", {.type = "FILE", .required = true})
       .add("--out", &options.out, "leave the model as it is and write the edited one here", {.type = "DIR"});
-  add_base_options(o, options.apply, "apply packs that were made for any other model");
+  add_base_options(o.group(""), options.apply);
   return [&options](Common& common) {
     return change_model(options, common, [&](editors::Ledger& ledger) {
       ledger.apply({options.edits.begin(), options.edits.end()}, options.apply);
