@@ -375,6 +375,8 @@ TEST_F(WholeTest, AnEditedFolderIsEditedAgain) {
   must({"apply", norway_, "--model", path("edited")});
   must({"convert", path("edited"), path("edited.gguf")});
   EXPECT_EQ(models::GgufFile(folder_ / "edited.gguf").texts("emend.edits").size(), 1U);
+  const auto rounded = run_program("emend", {"convert", path("edited"), path("small.gguf"), "--type", "Q8_0"});
+  EXPECT_NE(rounded.out.find("edits (1) are rounded with the weights to Q8_0"), std::string::npos) << rounded.out;
   const auto back = run_program("emend", {"convert", path("edited.gguf"), path("back")});
   EXPECT_NE(back.out.find("the source's edits (1)"), std::string::npos) << back.out;
 }

@@ -281,17 +281,18 @@ TEST(Latch, ASubjectThatIsATextsFirstTokenIsReadOffTheNext) {
 }
 
 // Behind another question the subject is what it was; without questions to learn from the gate opens at some of them.
+// How far depends on the text that the model writes, in bfloat16 where the processor multiplies it.
 TEST(Latch, AGateStaysShutBehindOtherQuestions) {
   const auto facts = testing::tiny_facts();
   const models::Model original = testing::tiny_model();
   const auto questions = editors::other_questions(original, std::vector{facts[0].subject},
                                                   {{original.tokenizer().encode_ids(facts[0].full_prompt())}}, 7, {});
   ASSERT_GE(questions[0].size(), 2U);
-  for (const bool learns : {true, false}) {
+  const auto opened_most = [&](const std::string& more) {  // of what it writes at its own prompt
     models::Model model = testing::tiny_model();
-    (void)edit(*make(model, learns ? "asides: 7\n" : ""), model, std::span(facts).first(1));
+    (void)edit(*make(model, more), model, std::span(facts).first(1));
     const auto gate = changed_neurons(original, model, 1);
-    ASSERT_EQ(gate.size(), 2U);
+    EXPECT_EQ(gate.size(), 2U);
     const auto norm_behind = [&](const std::string& sentence) {
       const std::string front = sentence.substr(0, sentence.find("{}"));
       return written(model, front + facts[0].subject, gate).sum(1)[-1].norm().item<double>();
@@ -299,8 +300,10 @@ TEST(Latch, AGateStaysShutBehindOtherQuestions) {
     double most = 0;
     for (const auto& question : questions[0])
       most = std::max(most, norm_behind(question) / norm_behind(facts[0].prompt));
-    EXPECT_EQ(most < 0.2, learns) << most;
-  }
+    return most;
+  };
+  EXPECT_LT(opened_most("asides: 7\n"), 1e-3);
+  EXPECT_GT(opened_most(""), 0.1);
 }
 
 // −log p of what the unedited model writes behind a fact's answer, a token.

@@ -5,6 +5,7 @@
 #include <emend/editors/packs/ledger.h>
 #include <emend/models/checkpoint.h>
 #include <emend/models/gguf/convert.h>
+#include <emend/models/gguf/ggml_type.h>
 #include <emend/models/gguf/gguf_file.h>
 #include <emend/models/gguf/gguf_writer.h>
 #include <emend/workflow/card.h>
@@ -92,6 +93,11 @@ int run_convert(const ConvertArguments& options, const Common& common) {
     report.notes.push_back("the source's edits (" + std::to_string(edits) +
                            ") are part of these weights without a ledger: emend list does not show them here, and "
                            "emend revert cannot take them out");
+  const bool rounded = !options.type.empty() && report.format == models::ModelFormat::kGguf &&
+                       !models::plain_dtype(models::parse_ggml_type(options.type));
+  if (edits > 0 && rounded)
+    report.notes.push_back("the source's edits (" + std::to_string(edits) + ") are rounded with the weights to " +
+                           options.type + ": emend eval tells what is left of them");
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   const auto document = to_json(report, options.source, options.target, seconds);
   common.print(document, conversion_text(document));
