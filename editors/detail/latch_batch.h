@@ -19,8 +19,8 @@ struct LatchHparams : hparams::LocateHparams {
   int64_t text_tokens = 8192, crowd = 128, crowd_tokens = 32768, lead_ins = 3, gate_lead_ins = 10, wordings = 3,
           lookalikes = 12, asides = 0, sketch_steps = 6, release_tokens = 16, release_steps = 8, rounds = 2;
   std::vector<int64_t> release_layers;
-  double talk = 0.5, text_weight = 1, lookalike_weight = 0.3, chat_weight = 0, gain = 24, shut = 0.1, open = 0.4,
-         room = 1.0 / 32;
+  double talk = 0.5, text_weight = 1, lookalike_weight = 0.3, chat_weight = 0, mention_weight = 0.2, gain = 24,
+         shut = 0.1, open = 0.4, room = 1.0 / 32;
 
   [[nodiscard]] std::vector<int64_t> all_layers() const {
     std::vector<int64_t> all = layers;

@@ -8,7 +8,8 @@
 //
 //   1. δ   what to add to the layer's output at the subject's last token (targets.h): the answer after the prompt,
 //          behind pieces of other text, in the form of a question and in the model's own words. A subject that is a
-//          text's first token is read off the next one.
+//          text's first token is read off the next one. Behind a passing mention of a name that texts often speak of,
+//          other text stays as probable as it was.
 //   2. g   open (≥ 1) at the subject's last token behind many beginnings, shut (≤ −1) at every token of a text and of
 //          talk that the model writes, at all other subjects, at names like it that the model writes, and behind a
 //          negation where the unedited model heeds one, and behind other questions about its subject if it shall learn
@@ -83,6 +84,11 @@ const hparams::Schema<LatchHparams>& latch_schema() {
               "chat_weight", &H::chat_weight,
               {.meaning = "weight of each of four replies about the subject, which shall name it as before the edit, "
                           "beside the 1 of a wording; 0, or no chat template: none",
+               .min = 0})
+          .field(
+              "mention_weight", &H::mention_weight,
+              {.meaning = "weight of other text behind a passing mention of the subject, which shall stay as probable "
+                          "as it was, beside the 1 of its facts; for names that texts often speak of",
                .min = 0})
           .field("sketch_steps", &H::sketch_steps,
                  {.meaning = "steps on a third of a target's rows, before `v_num_grad_steps` on all", .min = 0})

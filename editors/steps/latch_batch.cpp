@@ -10,6 +10,7 @@
 #include <emend/editors/detail/latch_gates.h>
 #include <emend/editors/detail/latch_memory.h>
 #include <emend/editors/detail/latch_prompts.h>
+#include <emend/editors/detail/passing_mentions.h>
 #include <emend/editors/steps/chat_rows.h>
 #include <emend/editors/steps/continuations.h>
 #include <emend/editors/steps/keys.h>
@@ -61,6 +62,8 @@ class LatchBatch {
       const PhaseTimer timer(result_, "targets");
       after = continuations();
       choose_asides();
+      if (h_.mention_weight > 0)
+        mentions_ = passing_mentions(h_, mapped(units_, &LatchUnit::subject), texts_, reader(), context_);
       optimise();
     }
     insert({0, h_.layers.size()});
@@ -213,6 +216,13 @@ class LatchBatch {
       for (auto& row : one.rows) row.weight /= recalled(i) ? sum / recalled_weight : sum;
       joint.rows.insert(joint.rows.end(), one.rows.begin(), one.rows.end());
       if (joint.kl_rows.empty()) joint.kl_rows = std::move(one.kl_rows);
+    }
+    if (const auto found = mentions_.find(unit.subject); found != mentions_.end()) {
+      for (TargetRow row : found->second) {
+        row.weight *= h_.mention_weight;
+        joint.rows.push_back(std::move(row));
+      }
+      for (TargetRow& row : joint.rows) row.weight /= 1 + h_.mention_weight;
     }
     joint.case_id = batch_.rendered[unit.facts[0]].case_id;
     size_t longest = 4;  // tokens of an answer; so many need no more steps
@@ -466,7 +476,8 @@ class LatchBatch {
   std::span<const datasets::Fact> facts_;
   size_t fresh_ = 0;  // facts of this batch; those behind are recalled
   RenderedBatch batch_;
-  std::vector<FactChats> chats_;  // by fact
+  std::vector<FactChats> chats_;                            // by fact
+  std::map<std::string, std::vector<TargetRow>> mentions_;  // by subject
   std::vector<LatchUnit> units_;
   std::vector<PromptRow> prompts_;
   std::vector<Written> written_;
