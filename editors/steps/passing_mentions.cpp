@@ -19,12 +19,11 @@ struct Scored {
   size_t begin = 0;  // of what is scored; not the first token
 };
 
-// −log p of each row's tokens from `begin` on.
-std::vector<std::vector<double>> surprises(const models::Model& model, const std::vector<Scored>& rows,
+// −log p of each row's tokens from `begin` on. Each of them has logits, which are large: few rows at once.
+std::vector<std::vector<double>> surprises(const models::Model& model, const std::vector<Scored>& rows, int64_t at_once,
                                            const CancelToken& cancel) {
-  constexpr int64_t kRowsAtOnce = 16, kFewest = 4;
   std::vector<std::vector<double>> all(rows.size());
-  models::parts_side_by_side(model, rows.size(), kRowsAtOnce, kFewest, [&](size_t begin, size_t end) {
+  models::parts_side_by_side(model, rows.size(), at_once, std::min<int64_t>(at_once, 4), [&](size_t begin, size_t end) {
     cancel.check("targets");
     std::vector<Ids> some;
     for (size_t r = begin; r < end; ++r) some.push_back(rows[r].ids);
@@ -47,15 +46,18 @@ std::vector<std::vector<double>> surprises(const models::Model& model, const std
 std::vector<double> surprise_of_names(const models::Model& model, std::span<const std::string> subjects,
                                       const CancelToken& cancel) {
   constexpr std::array kBeginnings = {"In", "The", "It was", "For"};
+  constexpr int64_t kRowsAtOnce = 32;
+  constexpr size_t kMostTokens = 16;
   std::vector<Scored> rows;
   for (const std::string& subject : subjects)
     for (const std::string beginning : kBeginnings) {
       const Ids front = model.tokenizer().encode_ids(beginning);
       Ids whole = model.tokenizer().encode_ids(beginning + " " + subject);
-      whole.resize(std::min(whole.size(), static_cast<size_t>(model.max_positions())));
-      rows.push_back({whole, std::min(front.size(), whole.size() - 1)});
+      const size_t begin = std::clamp<size_t>(whole.size() - 1, 1, front.size());
+      whole.resize(std::min({whole.size(), begin + kMostTokens, static_cast<size_t>(model.max_positions())}));
+      rows.push_back({std::move(whole), begin});
     }
-  const auto each = surprises(model, rows, cancel);
+  const auto each = surprises(model, rows, kRowsAtOnce, cancel);
   std::vector<double> all;
   for (size_t s = 0; s < subjects.size(); ++s) {
     double mean = 0;
@@ -75,12 +77,14 @@ std::map<std::string, std::vector<TargetRow>> passing_mentions(const LatchHparam
                                                                const EditContext& context) {
   constexpr double kRare = 18;
   constexpr size_t kTokens = 32, kRows = 2;
-  constexpr std::array kSentences = {"{}", "This is about {}", "He talked about {}"};
+  constexpr int64_t kRowsAtOnce = 4;
+  constexpr std::array kSentences = {"{}.", "This is about {}.", "He talked about {}."};
+  const FactToken token = parse_fact_token(hparams.fact_token);
+  if (token == FactToken::kLast) return {};  // a prompt's end is no mention
   std::vector<const Ids*> pieces;
   for (const Ids& row : texts.rows)
     if (row.size() > kTokens) pieces.push_back(&row);
   const auto& tokenizer = reader.tokenizer();
-  const Ids stop = tokenizer.encode_ids(".", false);
   const auto surprise = surprise_of_names(reader, subjects, context.cancel);
   std::vector<Scored> rows;
   std::vector<std::pair<size_t, int64_t>> whose;  // subject and looked-up token
@@ -88,9 +92,7 @@ std::map<std::string, std::vector<TargetRow>> passing_mentions(const LatchHparam
     if (!(surprise[s] < kRare)) continue;
     for (size_t r = 0; r < kRows; ++r) {
       const size_t number = rows.size();
-      PromptRow row = gate_prompt(tokenizer, kSentences[number % kSentences.size()], subjects[s],
-                                  parse_fact_token(hparams.fact_token));
-      row.ids.insert(row.ids.end(), stop.begin(), stop.end());
+      PromptRow row = gate_prompt(tokenizer, kSentences[number % kSentences.size()], subjects[s], token);
       const size_t begin = row.ids.size() + 1;
       const Ids& piece = *pieces[number * pieces.size() / (kRows * subjects.size())];
       row.ids.insert(row.ids.end(), piece.begin(), piece.begin() + kTokens);
@@ -99,7 +101,7 @@ std::map<std::string, std::vector<TargetRow>> passing_mentions(const LatchHparam
       whose.emplace_back(s, row.lookup);
     }
   }
-  const auto floors = surprises(reader, rows, context.cancel);
+  const auto floors = surprises(reader, rows, kRowsAtOnce, context.cancel);
   std::map<std::string, std::vector<TargetRow>> all;
   for (size_t r = 0; r < rows.size(); ++r) {
     auto& [ids, begin] = rows[r];

@@ -31,9 +31,12 @@ std::vector<Ids> text_rows(const models::Model& model) {
 
 std::map<std::string, std::vector<editors::TargetRow>> mentions(const models::Model& model,
                                                                 const std::vector<std::string>& subjects,
-                                                                const std::vector<Ids>& rows) {
+                                                                const std::vector<Ids>& rows,
+                                                                const std::string& fact_token = "subject_last") {
   const editors::ContextTemplates contexts;
-  return editors::detail::passing_mentions({}, subjects, {rows, {}, {}, contexts}, model, {});
+  editors::detail::LatchHparams hparams;
+  hparams.fact_token = fact_token;
+  return editors::detail::passing_mentions(hparams, subjects, {rows, {}, {}, contexts}, model, {});
 }
 
 TEST(PassingMentions, ANameIsAsSurprisingAsTheModelFindsIt) {
@@ -79,6 +82,9 @@ TEST(PassingMentions, AreThoseOfNamesThatTextsSpeakOf) {
   EXPECT_DOUBLE_EQ(weight, 1);
   EXPECT_TRUE(mentions(model, {"Q"}, {model.tokenizer().encode_ids("too short")}).empty());
   EXPECT_TRUE(mentions(model, {}, rows).empty());
+  EXPECT_TRUE(mentions(model, {"Q"}, rows, "last").empty()) << "a prompt's end is no mention";
+  for (const auto& row : mentions(model, {"Q"}, rows, "subject_first_after_last").at("Q"))
+    EXPECT_EQ(model.tokenizer().decode(row.ids)[static_cast<size_t>(row.lookup)], '.');
 }
 
 TEST(PassingMentions, LeaveWhatFollowsMoreAsItWas) {
