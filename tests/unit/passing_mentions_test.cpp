@@ -4,6 +4,7 @@
 #include <emend/editors/registry.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "support/editor_models.h"
@@ -66,7 +67,7 @@ TEST(PassingMentions, AreThoseOfNamesThatTextsSpeakOf) {
   for (const auto& row : of_q) {
     weight += row.weight;
     const std::string text = model.tokenizer().decode(row.ids);
-    EXPECT_EQ(text[static_cast<size_t>(row.lookup)], 'Q') << text;
+    EXPECT_EQ(row.lookup, std::max<int64_t>(1, std::ssize(text.substr(0, text.find('Q'))))) << text;
     Ids whole = row.ids;
     whole.push_back(row.labels.back().second);
     const auto all = surprise_of(model, whole);
@@ -83,7 +84,8 @@ TEST(PassingMentions, AreThoseOfNamesThatTextsSpeakOf) {
   EXPECT_TRUE(mentions(model, {"Q"}, {model.tokenizer().encode_ids("too short")}).empty());
   EXPECT_TRUE(mentions(model, {}, rows).empty());
   EXPECT_TRUE(mentions(model, {"Q"}, rows, "last").empty()) << "a prompt's end is no mention";
-  for (const auto& row : mentions(model, {"Q"}, rows, "subject_first_after_last").at("Q"))
+  const auto behind = mentions(model, {"Q"}, rows, "subject_first_after_last");
+  for (const auto& row : behind.at("Q"))
     EXPECT_EQ(model.tokenizer().decode(row.ids)[static_cast<size_t>(row.lookup)], '.');
 }
 
