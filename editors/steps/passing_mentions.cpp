@@ -1,5 +1,7 @@
 #include <ATen/ATen.h>
+#include <emend/core/mapped.h>
 #include <emend/devices/route.h>
+#include <emend/editors/detail/active_set.h>
 #include <emend/editors/detail/latch_prompts.h>
 #include <emend/editors/detail/passing_mentions.h>
 #include <emend/models/side_by_side.h>
@@ -8,37 +10,50 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <numeric>
 
 namespace emend::editors::detail {
 namespace {
 
 using Ids = std::vector<int64_t>;
 
-struct Scored {
-  Ids ids;
-  size_t begin = 0;  // of what is scored; not the first token
-};
+// A row whose labels are its tokens from `begin` (not the first) on.
+TargetRow labelled_from(Ids ids, int64_t lookup, size_t begin) {
+  TargetRow row{std::move(ids), lookup, {}, 0, true};
+  for (size_t t = begin; t < row.ids.size(); ++t) row.labels.emplace_back(static_cast<int64_t>(t) - 1, row.ids[t]);
+  if (!row.labels.empty()) row.ids.pop_back();
+  return row;
+}
 
-// −log p of each row's tokens from `begin` on. Each of them has logits, which are large: few rows at once.
-std::vector<std::vector<double>> surprises(const models::Model& model, const std::vector<Scored>& rows, int64_t at_once,
-                                           const CancelToken& cancel) {
-  std::vector<std::vector<double>> all(rows.size());
-  models::parts_side_by_side(model, rows.size(), at_once, std::min<int64_t>(at_once, 4), [&](size_t begin, size_t end) {
+// The floors of each row: −log p of its labels.
+void score(const models::Model& model, std::vector<TargetRow>& rows, const CancelToken& cancel) {
+  constexpr int64_t kRowsAtOnce = 32, kFewest = 4;
+  models::parts_side_by_side(model, rows.size(), kRowsAtOnce, kFewest, [&](size_t begin, size_t end) {
+    const at::NoGradGuard no_grad;
     cancel.check("targets");
-    std::vector<Ids> some;
-    for (size_t r = begin; r < end; ++r) some.push_back(rows[r].ids);
-    const auto batch = models::TokenBatch::from_rows(some);
-    Ids before;
-    for (size_t r = begin; r < end; ++r)
-      for (size_t t = rows[r].begin; t < rows[r].ids.size(); ++t)
-        before.push_back(batch.token(static_cast<int64_t>(r - begin), static_cast<int64_t>(t) - 1));
-    const at::Tensor log_p_NV = at::log_softmax(
-        devices::to_host(model.forward(batch, {.logit_tokens = before}).needed_logits()).to(at::kFloat), 1);
-    for (size_t r = begin, n = 0; r < end; ++r)
-      for (size_t t = rows[r].begin; t < rows[r].ids.size(); ++t, ++n)
-        all[r].push_back(-log_p_NV[static_cast<int64_t>(n)][rows[r].ids[t]].item<double>());
+    const auto some = std::span(rows).subspan(begin, end - begin);
+    const auto batch = models::TokenBatch::from_rows(mapped(some, &TargetRow::ids));
+    Ids tokens, labels;
+    for (size_t r = 0; r < some.size(); ++r)
+      for (const auto& [token, id] : some[r].labels) {
+        tokens.push_back(batch.token(static_cast<int64_t>(r), token));
+        labels.push_back(id);
+      }
+    if (labels.empty()) return;
+    const at::Tensor hidden_ND = model.forward(batch, {.logit_tokens = models::kNoTokens}).needed_hidden();
+    const at::Tensor nll_M =
+        devices::to_host(label_loss(model, hidden_ND.index_select(0, devices::index_on(tokens, hidden_ND)),
+                                    at::tensor(labels, at::kLong), at::ones({std::ssize(labels)}), {}, false,
+                                    {.gradient = false})
+                             .nll_M)
+            .to(at::kDouble)
+            .contiguous();
+    const double* next = nll_M.const_data_ptr<double>();
+    for (TargetRow& row : some) {
+      row.floors.assign(next, next + row.labels.size());
+      next += row.labels.size();
+    }
   });
-  return all;
 }
 
 }  // namespace
@@ -46,25 +61,23 @@ std::vector<std::vector<double>> surprises(const models::Model& model, const std
 std::vector<double> surprise_of_names(const models::Model& model, std::span<const std::string> subjects,
                                       const CancelToken& cancel) {
   constexpr std::array kBeginnings = {"In", "The", "It was", "For"};
-  constexpr int64_t kRowsAtOnce = 32;
   constexpr size_t kMostTokens = 16;
-  std::vector<Scored> rows;
+  std::vector<TargetRow> rows;
   for (const std::string& subject : subjects)
     for (const std::string beginning : kBeginnings) {
       const Ids front = model.tokenizer().encode_ids(beginning);
       Ids whole = model.tokenizer().encode_ids(beginning + " " + subject);
       const size_t begin = std::clamp<size_t>(whole.size() - 1, 1, front.size());
       whole.resize(std::min({whole.size(), begin + kMostTokens, static_cast<size_t>(model.max_positions())}));
-      rows.push_back({std::move(whole), begin});
+      rows.push_back(labelled_from(std::move(whole), 0, begin));
     }
-  const auto each = surprises(model, rows, kRowsAtOnce, cancel);
+  score(model, rows, cancel);
   std::vector<double> all;
   for (size_t s = 0; s < subjects.size(); ++s) {
     double mean = 0;
     for (size_t b = 0; b < kBeginnings.size(); ++b) {
-      double sum = 0;
-      for (const double one : each[s * kBeginnings.size() + b]) sum += one;
-      mean += std::exp(-sum) / kBeginnings.size();
+      const auto& nll = rows[s * kBeginnings.size() + b].floors;
+      mean += std::exp(-std::accumulate(nll.begin(), nll.end(), 0.0)) / kBeginnings.size();
     }
     all.push_back(-std::log(mean));
   }
@@ -77,39 +90,32 @@ std::map<std::string, std::vector<TargetRow>> passing_mentions(const LatchHparam
                                                                const EditContext& context) {
   constexpr double kRare = 18;
   constexpr size_t kTokens = 32, kRows = 2;
-  constexpr int64_t kRowsAtOnce = 4;
   constexpr std::array kSentences = {"{}.", "This is about {}.", "He talked about {}."};
   const FactToken token = parse_fact_token(hparams.fact_token);
   if (token == FactToken::kLast) return {};  // a prompt's end is no mention
   std::vector<const Ids*> pieces;
   for (const Ids& row : texts.rows)
     if (row.size() > kTokens) pieces.push_back(&row);
-  const auto& tokenizer = reader.tokenizer();
+  if (pieces.empty()) return {};
   const auto surprise = surprise_of_names(reader, subjects, context.cancel);
-  std::vector<Scored> rows;
-  std::vector<std::pair<size_t, int64_t>> whose;  // subject and looked-up token
-  for (size_t s = 0; s < subjects.size() && !pieces.empty(); ++s) {
+  std::vector<TargetRow> rows;
+  std::vector<size_t> whose;
+  for (size_t s = 0; s < subjects.size(); ++s) {
     if (!(surprise[s] < kRare)) continue;
     for (size_t r = 0; r < kRows; ++r) {
       const size_t number = rows.size();
-      PromptRow row = gate_prompt(tokenizer, kSentences[number % kSentences.size()], subjects[s], token);
+      PromptRow row = gate_prompt(reader.tokenizer(), kSentences[number % kSentences.size()], subjects[s], token);
       const size_t begin = row.ids.size() + 1;
       const Ids& piece = *pieces[number * pieces.size() / (kRows * subjects.size())];
       row.ids.insert(row.ids.end(), piece.begin(), piece.begin() + kTokens);
       if (std::ssize(row.ids) > reader.max_positions()) continue;
-      rows.push_back({std::move(row.ids), begin});
-      whose.emplace_back(s, row.lookup);
+      rows.push_back(labelled_from(std::move(row.ids), row.lookup, begin));
+      whose.push_back(s);
     }
   }
-  const auto floors = surprises(reader, rows, kRowsAtOnce, context.cancel);
+  score(reader, rows, context.cancel);
   std::map<std::string, std::vector<TargetRow>> all;
-  for (size_t r = 0; r < rows.size(); ++r) {
-    auto& [ids, begin] = rows[r];
-    TargetRow row{ids, whose[r].second, {}, 0, true, floors[r]};
-    for (size_t t = begin; t < ids.size(); ++t) row.labels.emplace_back(static_cast<int64_t>(t) - 1, ids[t]);
-    row.ids.pop_back();
-    all[subjects[whose[r].first]].push_back(std::move(row));
-  }
+  for (size_t r = 0; r < rows.size(); ++r) all[subjects[whose[r]]].push_back(std::move(rows[r]));
   for (auto& [subject, mentions] : all)
     for (TargetRow& row : mentions) row.weight = 1.0 / static_cast<double>(mentions.size());
   return all;
